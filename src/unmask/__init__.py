@@ -1,0 +1,79 @@
+"""unmask: masked diffusion language models, exact and readable.
+
+lm = unmask.load(folder)
+lm.sample(n=4, length=128).texts
+lm.infill("a template with <mask:12> holes").text
+lm.score(["some text"]).nats_per_token
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unmask.backbones.dit import DiTConfig as DiTConfig
+    from unmask.backbones.dit import TimeConditioning as TimeConditioning
+    from unmask.data.tokenizer import Tokenizer as Tokenizer
+    from unmask.diffusion.categorical import Choice as Choice
+    from unmask.model import Denoiser as Denoiser
+    from unmask.model import LanguageModel as LanguageModel
+    from unmask.model import ModelConfig as ModelConfig
+    from unmask.model import Samples as Samples
+    from unmask.objectives import D3PM as D3PM
+    from unmask.objectives import MDLM as MDLM
+    from unmask.objectives import SEDD as SEDD
+    from unmask.objectives import Autoregression as Autoregression
+    from unmask.objectives import UniformDiffusion as UniformDiffusion
+    from unmask.release import load as load
+    from unmask.release import save as save
+    from unmask.sampling import Ancestral as Ancestral
+    from unmask.sampling import Autoregressive as Autoregressive
+    from unmask.sampling import Confidence as Confidence
+    from unmask.sampling import EntropyBounded as EntropyBounded
+    from unmask.sampling import FirstHitting as FirstHitting
+    from unmask.sampling import RandomOrder as RandomOrder
+    from unmask.sampling import Remask as Remask
+    from unmask.sampling import SemiAutoregressive as SemiAutoregressive
+    from unmask.sampling import Threshold as Threshold
+    from unmask.sampling import UniformAncestral as UniformAncestral
+    from unmask.types import Batch as Batch
+    from unmask.types import Vocab as Vocab
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "unmask.backbones.dit": ["DiTConfig", "TimeConditioning"],
+    "unmask.data.tokenizer": ["Tokenizer"],
+    "unmask.diffusion.categorical": ["Choice"],
+    "unmask.model": ["Denoiser", "LanguageModel", "ModelConfig", "Samples"],
+    "unmask.objectives": ["D3PM", "MDLM", "SEDD", "Autoregression", "UniformDiffusion"],
+    "unmask.release": ["load", "save"],
+    "unmask.sampling": [
+        "Ancestral",
+        "Autoregressive",
+        "Confidence",
+        "EntropyBounded",
+        "FirstHitting",
+        "RandomOrder",
+        "Remask",
+        "SemiAutoregressive",
+        "Threshold",
+        "UniformAncestral",
+    ],
+    "unmask.types": ["Batch", "Vocab"],
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch takes seconds, `unmask --help` needs none of it."""
+    if name not in _MODULE:
+        raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+    return getattr(import_module(_MODULE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULE]

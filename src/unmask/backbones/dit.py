@@ -1,0 +1,146 @@
+"""DiT: a pre-norm transformer with rotary positions, conditioned on time only if asked to be.
+
+With time conditioning each block is modulated by the time's embedding (adaLN: shift, scale and gate);
+without it no such parameters exist, and it is a plain transformer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.backbones.base import Backbone
+from unmask.backbones.layers import Attention, KVCache, Rotary, TimeEmbedding
+from unmask.types import Times, Tokens, Vocab
+
+
+@dataclass(frozen=True)
+class TimeConditioning:
+    """The network is told the time, `scale` times over, through an embedding of this width."""
+
+    width: int = 128
+    scale: float = 1000.0
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """Sizes and options of a DiT; `build(vocab)` makes it. The default is the paper's small model."""
+
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    length: int = 1024
+    dropout: float = 0.1
+    causal: bool = False
+    tied: bool = False
+    qk_norm: bool = False
+    rotary_base: float = 10_000.0
+    time: TimeConditioning | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads", "length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} must be an even multiple of the {self.heads} heads"
+                " (rotary positions turn pairs of dimensions)"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1); got {self.dropout}")
+
+    def build(self, vocab: Vocab) -> DiT:
+        """A network with fresh weights."""
+        return DiT(self, vocab)
+
+
+class Block(nn.Module):
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x))."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        width = config.width
+        # A shift by adaLN takes the place of the norms' own bias.
+        self.norm1 = nn.LayerNorm(width, bias=config.time is None)
+        self.attention = Attention(width, config.heads, config.qk_norm, config.causal)
+        self.norm2 = nn.LayerNorm(width, bias=config.time is None)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.modulation = None if config.time is None else nn.Linear(config.time.width, 6 * width)
+
+    def forward(self, x: Tensor, time: Tensor | None, *attention: Any) -> Tensor:
+        attend, mlp, drop = self.attention, self.mlp, self.dropout
+        if self.modulation is None or time is None:
+            x = x + drop(attend(self.norm1(x), *attention))
+            x = x + drop(mlp(self.norm2(x)))
+            return x
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(time).chunk(6, dim=-1)
+        x = x + gate1 * drop(attend(self.norm1(x) * (1 + scale1) + shift1, *attention))
+        x = x + gate2 * drop(mlp(self.norm2(x) * (1 + scale2) + shift2))
+        return x
+
+
+class DiT(Backbone):
+    """The network of `DiTConfig`."""
+
+    def __init__(self, config: DiTConfig, vocab: Vocab) -> None:
+        super().__init__()
+        self.config = config
+        self.max_length, self.causal, self.timed = config.length, config.causal, config.time is not None
+        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.rotary = Rotary(config.width // config.heads, config.rotary_base)
+        self.time = None if config.time is None else TimeEmbedding(config.time.width, config.time.scale)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, bias=config.time is None)
+        self.modulation = None if config.time is None else nn.Linear(config.time.width, 2 * config.width)
+        self.output = nn.Linear(config.width, vocab.size)
+        self._initialise()
+        if config.tied:
+            self.output.weight = self.embedding.weight
+
+    def encode(
+        self, tokens: Tokens, t: Times, *, valid: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        start = 0 if cache is None else cache.length
+        x: Tensor = self.embedding(tokens)
+        time = None if self.time is None else self.time(t)
+        angles = self.rotary.angles(start, tokens.shape[1])
+        seen = None if valid is None else valid[:, None, None, :]
+        for layer, block in enumerate(self.blocks):
+            x = block(x, time, angles, seen, cache, layer)
+        x = self.norm(x)
+        if self.modulation is not None and time is not None:
+            shift, scale = self.modulation(time).chunk(2, dim=-1)
+            x = x * (1 + scale) + shift
+        return x
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.output(hidden)
+        return logits
+
+    def _initialise(self) -> None:
+        """Blocks start small, modulation and head at zero: the first prediction is uniform."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for last in (block.attention.out, block.mlp[2]):
+                assert isinstance(last, nn.Linear)
+                nn.init.normal_(last.weight, std=0.02 / (2 * self.config.depth) ** 0.5)
+            if block.modulation is not None:
+                # Gates start at one, so that blocks learn from the first step as a plain transformer's do.
+                nn.init.zeros_(block.modulation.weight)
+                with torch.no_grad():
+                    block.modulation.bias.view(6, -1)[[2, 5]] = 1
+        if self.modulation is not None:
+            nn.init.zeros_(self.modulation.weight)
+        if not self.config.tied:
+            nn.init.zeros_(self.output.weight)

@@ -1,0 +1,111 @@
+"""Parts of transformers: rotary positions, attention with a key-value cache, time embedding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Rotary(nn.Module):
+    """Rotary positions: dimensions i and i + d/2 of a head turn by position * base^(-2i/d)."""
+
+    def __init__(self, head_width: int, base: float) -> None:
+        super().__init__()
+        exponent = torch.arange(0, head_width, 2, dtype=torch.float32) / head_width
+        self.register_buffer("frequency", base**-exponent, persistent=False)
+        self.frequency: Tensor
+
+    def angles(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [length, head_width] of the positions start, start + 1, ..."""
+        position = torch.arange(start, start + length, device=self.frequency.device)
+        angle = position[:, None] * self.frequency
+        angle = torch.cat([angle, angle], dim=-1)
+        return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn queries or keys [..., L, head_width] to their positions."""
+    cos, sin = angles
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat([-second, first], dim=-1) * sin.to(x.dtype)
+
+
+class KVCache:
+    """Keys and values of the positions that a causal network has already read, one pair a layer."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def length(self) -> int:
+        """Positions read so far by every layer."""
+        return self.layers[-1][0].shape[-2] if self.layers else 0
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of `layer`, the new ones last."""
+        if layer == len(self.layers):
+            self.layers.append((keys, values))
+        else:
+            old_keys, old_values = self.layers[layer]
+            self.layers[layer] = (torch.cat([old_keys, keys], -2), torch.cat([old_values, values], -2))
+        return self.layers[layer]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with rotary positions."""
+
+    def __init__(self, width: int, heads: int, qk_norm: bool, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        head_width = width // heads
+        self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        seen: Tensor | None,
+        cache: KVCache | None,
+        layer: int,
+    ) -> Tensor:
+        """`seen` [B, 1, 1, L] is False on keys that nobody may look at."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles)
+        fresh = cache is None or len(cache.layers) == layer
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        if self.causal and not (fresh and seen is None):
+            seen = _causal_mask(q.shape[-2], k.shape[-2], q.device, seen)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=self.causal and seen is None
+        )
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def _causal_mask(queries: int, keys: int, device: torch.device, seen: Tensor | None) -> Tensor:
+    """[queries, keys] booleans for queries that are the last positions of the keys."""
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return mask if seen is None else mask & seen
+
+
+class TimeEmbedding(nn.Module):
+    """A scalar [B, 1] or [B, L] as a vector: 128 cosines and sines of it, then a two-layer network."""
+
+    def __init__(self, width: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.mlp = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Tensor) -> Tensor:
+        half = 128
+        frequency = torch.exp(-math.log(10_000) / half * torch.arange(half, device=t.device))
+        angle = (self.scale * t)[..., None].float() * frequency
+        out: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], dim=-1))
+        return F.silu(out)

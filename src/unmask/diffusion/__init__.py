@@ -1,0 +1,1 @@
+"""The maths: schedules, processes, times, exact categorical draws. Imports only `types`."""

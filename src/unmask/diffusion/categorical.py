@@ -1,0 +1,74 @@
+"""Exact draws from categorical distributions over large vocabularies.
+
+One float64 uniform a row and the inverse of the cumulative sum: exact to 2^-53. (Gumbel noise made
+from float32 uniforms, as in published code, cannot draw tokens rarer than about 1e-7 and thins the
+whole tail; see tests/diffusion/test_categorical.py.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.types import LogX
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a token is chosen from its distribution: temperature, then the top k, then the top p.
+
+    Temperature 0 takes the most probable token. `top_p` keeps the smallest set of tokens whose
+    probability reaches p, the token that crosses p included.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < torch.inf:
+            raise ValueError(f"temperature must be 0 (most probable) or above; got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must keep at least 1 token; got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+
+    def weights(self, log_x: LogX) -> Tensor:
+        """What is chosen from: float64 [N, V], each line with the same sum as exp(log_x)."""
+        log_x = log_x.double()
+        if self == Choice():
+            return log_x.exp()
+        mass = log_x.exp().sum(-1, keepdim=True)
+        if self.temperature == 0:
+            best = log_x.argmax(-1, keepdim=True)
+            return torch.zeros_like(log_x).scatter_(-1, best, 1.0) * mass
+        p = (log_x / self.temperature).softmax(-1)
+        if self.top_k is not None and self.top_k < p.shape[-1]:
+            kth = p.topk(self.top_k).values[:, -1:]
+            p = p.where(p >= kth, 0)
+        if self.top_p is not None:
+            p = _nucleus(p / p.sum(-1, keepdim=True), self.top_p)
+        return p / p.sum(-1, keepdim=True) * mass
+
+
+def _nucleus(p: Tensor, top_p: float) -> Tensor:
+    ordered, where = p.sort(descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, where, before < top_p)
+    return p.where(kept, 0)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform a line."""
+    cumulative = weights.double().cumsum(-1)
+    total = cumulative[:, -1:]
+    if not bool((total.isfinite() & (total > 0)).all()):
+        raise ValueError(
+            "the network's log-probabilities are NaN or give no token any probability;"
+            " its weights are damaged or its input is out of range"
+        )
+    # u < 1, but u * total may round up to the total: stay below it, where the last token is found.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    return torch.searchsorted(cumulative, torch.minimum(uniform[:, None] * total, below), right=True)[:, 0]

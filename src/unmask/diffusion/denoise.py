@@ -1,0 +1,41 @@
+"""The seam: given the visible tokens, what is the token at this hidden position?"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from unmask.diffusion.process import Process
+from unmask.types import LogX, Rows, Times, Tokens, Vocab
+
+
+class Denoise(Protocol):
+    """A network as everything else sees it: asked at chosen rows, answering with log_x [N, V].
+
+    `log_x` is the log-probability of the clean token; its mask column is -inf. It need not sum to one:
+    with S = sum(exp(log_x)), a masked position that a reverse step would reveal with probability r
+    becomes v with probability r exp(log_x[v]) and stays masked with 1 - r S.
+    """
+
+    @property
+    def vocab(self) -> Vocab:
+        """Which ids there are and which one is the mask."""
+        ...
+
+    @property
+    def process(self) -> Process:
+        """How text is destroyed, and so which samplers can restore it."""
+        ...
+
+    @property
+    def normalised(self) -> bool:
+        """S = 1 on every line: *when* a token is revealed does not depend on *what* it is."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence the network takes; None where there is no limit."""
+        ...
+
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
+        """One line of log_x for each row of z that is asked."""
+        ...

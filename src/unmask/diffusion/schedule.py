@@ -1,0 +1,274 @@
+"""Noise schedules: alpha(t), the probability that a token is still visible at time t.
+
+Every schedule gives `alpha(t)`, its derivative `dalpha(t)` and `weight(t) = -alpha'/(1 - alpha)`, the
+weight of a masked token's nats. Each is written in a form without cancellation, so float32 is safe at
+both ends; where the weight diverges (t = 0, where nothing is masked) it is evaluated at `SMALLEST`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SMALLEST = 1e-7
+"""Where a diverging weight (or rate) is evaluated instead of at the end itself."""
+
+
+def _check_eps(eps: float) -> None:
+    if not 0 <= eps < 1:
+        raise ValueError(
+            f"eps, the share of tokens that stays visible at t = 1, must be in [0, 1); got {eps}"
+        )
+
+
+class Schedule(ABC):
+    """alpha falls from about 1 at t = 0 to about 0 at t = 1."""
+
+    @abstractmethod
+    def alpha(self, t: Tensor) -> Tensor:
+        """P(a token is visible at t)."""
+
+    @abstractmethod
+    def dalpha(self, t: Tensor) -> Tensor:
+        """The derivative of alpha, at most 0."""
+
+    @abstractmethod
+    def weight(self, t: Tensor) -> Tensor:
+        """-alpha'(t) / (1 - alpha(t))."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """-log alpha(t), the total noise that networks with published weights are told."""
+        return -self.alpha(t).clamp(min=torch.finfo(t.dtype).tiny).log()
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The t at which `alpha` is reached, clamped to [0, 1]: bisection, exact to float64's last bits."""
+        alpha = alpha.double()
+        low, high = torch.zeros_like(alpha), torch.ones_like(alpha)
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = self.alpha(middle) > alpha
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return high
+
+
+@dataclass(frozen=True)
+class LogLinear(Schedule):
+    """alpha = 1 - (1 - eps) t, so that -log(alpha) is log-linear. eps = 0 is LLaDA's linear schedule."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - (1 - self.eps) * t
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, self.eps - 1)
+
+    def weight(self, t: Tensor) -> Tensor:
+        return 1 / t.clamp(min=SMALLEST)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """alpha = eps + (1 - eps) cos(pi t / 2); 1 - alpha = (1 - eps) 2 sin^2(pi t / 4)."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return self.eps + (1 - self.eps) * torch.cos(t * (math.pi / 2)).clamp(min=0)
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -(1 - self.eps) * (math.pi / 2) * torch.sin(t * (math.pi / 2))
+
+    def weight(self, t: Tensor) -> Tensor:
+        return (math.pi / 2) / torch.tan(t.clamp(min=SMALLEST) * (math.pi / 4))
+
+
+@dataclass(frozen=True)
+class CosineSquared(Schedule):
+    """alpha = eps + (1 - eps) cos^2(pi t / 2); 1 - alpha = (1 - eps) sin^2(pi t / 2)."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return self.eps + (1 - self.eps) * torch.cos(t * (math.pi / 2)).square()
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -(1 - self.eps) * (math.pi / 2) * torch.sin(t * math.pi).clamp(min=0)
+
+    def weight(self, t: Tensor) -> Tensor:
+        # The tangent of pi/2 is finite and, in float32, negative.
+        return (math.pi / torch.tan(t.clamp(min=SMALLEST) * (math.pi / 2))).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """-log alpha = sigma_min^(1-t) sigma_max^t."""
+
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ValueError(
+                f"a geometric schedule needs 0 < sigma_min < sigma_max;"
+                f" got {self.sigma_min} and {self.sigma_max}"
+            )
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.exp(-self.sigma(t))
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -self._dsigma(t) * self.alpha(t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        return self._dsigma(t) / torch.expm1(self.sigma(t))
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return self.sigma_min ** (1 - t) * self.sigma_max**t
+
+    def _dsigma(self, t: Tensor) -> Tensor:
+        return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
+
+
+@dataclass(frozen=True)
+class LinearSigma(Schedule):
+    """-log alpha = sigma_min + (sigma_max - sigma_min) t."""
+
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sigma_min < self.sigma_max:
+            raise ValueError(
+                f"a schedule linear in sigma needs 0 <= sigma_min < sigma_max;"
+                f" got {self.sigma_min} and {self.sigma_max}"
+            )
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.exp(-self.sigma(t))
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return (self.sigma_min - self.sigma_max) * self.alpha(t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        sigma = self.sigma(t).clamp(min=SMALLEST)
+        return (self.sigma_max - self.sigma_min) / torch.expm1(sigma)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return self.sigma_min + (self.sigma_max - self.sigma_min) * t
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """alpha = 1 - t^power: above 1, a slow start; below 1, a fast one."""
+
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.power > 0:
+            raise ValueError(f"a polynomial schedule needs power > 0; got {self.power}")
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - t**self.power
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -self.power * t.clamp(min=SMALLEST) ** (self.power - 1)
+
+    def weight(self, t: Tensor) -> Tensor:
+        return self.power / t.clamp(min=SMALLEST)
+
+
+@dataclass(frozen=True)
+class Hyperbolic(Schedule):
+    """alpha = (1 - t) / (1 + k t), k = e^speed - 1: most tokens are masked at once, a fast start.
+
+    One write-up of MDLM prints this formula (speed = 10) and calls it log-linear; it is not.
+    """
+
+    speed: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.speed > 0:
+            raise ValueError(f"a hyperbolic schedule needs speed > 0; got {self.speed}")
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return (1 - t) / (1 + math.expm1(self.speed) * t)
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -math.exp(self.speed) / (1 + math.expm1(self.speed) * t).square()
+
+    def weight(self, t: Tensor) -> Tensor:
+        t = t.clamp(min=SMALLEST)
+        return 1 / (t * (1 + math.expm1(self.speed) * t))
+
+
+@dataclass(frozen=True)
+class FromRate(Schedule):
+    """alpha = exp(-integral of beta from 0 to t), for any masking rate `beta(t) >= 0` written in torch.
+
+    Gauss-Legendre quadrature on cells that shrink towards both ends, so a rate that diverges at t = 1
+    (beta = 1/(1 - t) gives alpha = 1 - t) is integrated too.
+    """
+
+    beta: Callable[[Tensor], Tensor]
+    cells: int = 256
+
+    def __post_init__(self) -> None:
+        rate = self._rate(torch.linspace(0, 1, 1001, dtype=torch.float64))
+        if not bool(torch.isfinite(rate).all()) or bool((rate < 0).any()):
+            raise ValueError("the rate beta(t) must be finite and at least 0 everywhere on (0, 1)")
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.exp(-self.sigma(t))
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -self._rate(t) * self.alpha(t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        t = t.clamp(min=SMALLEST)
+        return self._rate(t) / torch.expm1(self.sigma(t)).clamp(min=torch.finfo(t.dtype).tiny)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        edges, total = (table.to(t.device) for table in self._table)
+        fine = t.double()
+        cell = (torch.searchsorted(edges, fine.detach(), right=True) - 1).clamp(0, self.cells - 1)
+        return (total[cell] + self._integrate(edges[cell], fine)).to(t.dtype)
+
+    def _rate(self, t: Tensor) -> Tensor:
+        # At the ends themselves a rate may be infinite; float32 needs a larger step away from 1.
+        margin = max(SMALLEST, torch.finfo(t.dtype).eps)
+        return self.beta(t.clamp(min=margin, max=1 - margin))
+
+    def _integrate(self, low: Tensor, high: Tensor) -> Tensor:
+        half = (high - low) / 2
+        nodes, weights = (torch.as_tensor(a) for a in np.polynomial.legendre.leggauss(16))
+        at = low[..., None] + half[..., None] * (1 + nodes.to(low.device))
+        return (self.beta(at) * weights.to(low.device)).sum(-1) * half
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        edges = (1 - torch.cos(torch.linspace(0, math.pi, self.cells + 1, dtype=torch.float64))) / 2
+        steps = self._integrate(edges[:-1], edges[1:])
+        return edges, torch.cat([torch.zeros(1, dtype=torch.float64), steps.cumsum(0)])
+
+
+AnySchedule: TypeAlias = (
+    LogLinear | Cosine | CosineSquared | Geometric | LinearSigma | Polynomial | Hyperbolic | FromRate
+)

@@ -1,0 +1,129 @@
+"""Where in time a sequence is noised, and what its nats then weigh.
+
+The clock has completed ends. A schedule may leave a little visible at t = 1 (alpha(1) = eps) or hide a
+little at t = 0; the KL between q(z_1 | x) and an all-mask start would be infinite for any eps > 0, and
+a figure that leaves it out is not a bound. Here, as in the samplers, text starts as nothing but masks
+and ends with none, so the level of visible tokens runs from exactly 0 to exactly 1:
+
+* in continuous time, levels below alpha(1) are passed with the clock at t = 1 (the prior term) and
+  levels above alpha(0) with the clock at t = 0 (the reconstruction term);
+* in T steps, the first step leaves level 0 and the last arrives at level 1.
+
+For a schedule that ends at 0 and 1 both terms vanish and this is the textbook's bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from unmask.diffusion.process import Masking
+from unmask.diffusion.schedule import Schedule
+from unmask.types import Batch
+
+
+class Moment(NamedTuple):
+    """A reverse step that is about to be taken, one for each sequence; float64 [B, 1] each."""
+
+    t: Tensor
+    """What the network is told."""
+    alpha: Tensor
+    """P(a token is visible) now: the noise that z is drawn with."""
+    jump: Tensor | None
+    """P(a masked token is revealed by the step); None for an infinitesimal one."""
+    weight: Tensor
+    """What a masked token's nats are multiplied with."""
+
+
+def stratified(batch: Batch, offset: float) -> Tensor:
+    """u_i = (offset + i)/N for the batch's rows i of the global batch's N: float64 [B, 1].
+
+    Each u_i is uniform, and together they cover [0, 1) evenly, whatever ranks or micro-batches hold them.
+    """
+    rows = batch.first_row + torch.arange(len(batch.tokens), dtype=torch.float64)
+    return ((rows + offset) / batch.global_rows)[:, None]
+
+
+def levels(schedule: Schedule, steps: int) -> Tensor:
+    """The visible share at t = 0, 1/T, ..., 1 with completed ends: float64 [T + 1], from 1 down to 0."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1; got {steps}")
+    level = schedule.alpha(torch.linspace(0, 1, steps + 1, dtype=torch.float64))
+    level[0], level[-1] = 1, 0
+    return level
+
+
+def step_moment(schedule: Schedule, steps: int, u: Tensor) -> Moment:
+    """One of the T steps, uniformly: from t = i/T to s = (i - 1)/T, counted T times."""
+    level = levels(schedule, steps)
+    i = (u * steps).long().clamp(max=steps - 1) + 1
+    alpha_t, alpha_s = level[i], level[i - 1]
+    jump = Masking.reveal(alpha_s, alpha_t)
+    return Moment(t=i / steps, alpha=alpha_t, jump=jump, weight=steps * jump)
+
+
+def continuous_moment(schedule: Schedule, u: Tensor) -> Moment:
+    """A moment of continuous time: u in [0, 1] is split into reconstruction, diffusion and prior.
+
+    Level 1 - u with weight 1/u where the clock stands still (see the module), t with weight(t) between.
+    """
+    start, end = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
+    reconstruction, diffusion = 1 - start, start - end
+    t = ((u - reconstruction) / diffusion).clamp(0, 1)
+    moving = (u >= reconstruction) & (u < reconstruction + diffusion)
+    return Moment(
+        t=t,
+        alpha=torch.where(moving, schedule.alpha(t), 1 - u),
+        jump=None,
+        weight=torch.where(moving, schedule.weight(t) / diffusion, 1 / u.clamp(min=1e-12)),
+    )
+
+
+@dataclass(frozen=True)
+class UniformTimes:
+    """u as it comes."""
+
+    def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u and its importance weight, 1."""
+        return u, torch.ones_like(u)
+
+
+@dataclass(frozen=True)
+class PowerTimes:
+    """u^power: above 1, more draws near t = 0. The density is u^(1/power - 1)/power."""
+
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.power > 0:
+            raise ValueError(f"times need a power > 0; got {self.power}")
+
+    def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The time and 1/density there."""
+        return u**self.power, self.power * u.clamp(min=1e-12) ** (self.power - 1)
+
+
+@dataclass(frozen=True)
+class PiecewiseTimes:
+    """A histogram: the i-th of n equal cells of [0, 1] is drawn with probability `shares[i]` / their sum."""
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shares or not all(share > 0 for share in self.shares):
+            raise ValueError(f"every cell of a histogram of times needs a share > 0; got {self.shares}")
+
+    def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The time and 1/density there."""
+        share = torch.tensor(self.shares, dtype=u.dtype) / sum(self.shares)
+        edges = torch.cat([torch.zeros(1, dtype=u.dtype), share.cumsum(0)])
+        cells = len(self.shares)
+        cell = (torch.searchsorted(edges, u, right=True) - 1).clamp(0, cells - 1)
+        importance = 1 / (share[cell] * cells)
+        return (cell / cells + (u - edges[cell]) * importance).clamp(max=1), importance
+
+
+AnyTimes: TypeAlias = UniformTimes | PowerTimes | PiecewiseTimes

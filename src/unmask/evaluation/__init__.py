@@ -1,0 +1,1 @@
+"""Measures of a model, each with its uncertainty."""

@@ -1,0 +1,251 @@
+"""A backbone read through its objective (`Denoiser`), and that with a tokenizer (`LanguageModel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.backbones.base import Backbone
+from unmask.backbones.dit import DiTConfig
+from unmask.data.tokenizer import Tokenizer
+from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
+from unmask.evaluation.likelihood import Score, score_ids, total
+from unmask.objectives import AnyObjective
+from unmask.sampling import Ancestral, AnySampler, Autoregressive, UniformAncestral
+from unmask.sampling.base import Counted
+from unmask.sampling.canvas import Canvas, Template, blank, from_template
+from unmask.types import LogX, Rows, Times, Tokens, Vocab
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """All that a folder must say to rebuild a denoiser.
+
+    `tells_sigma`: the network is told -log alpha(t) instead of t, as published weights expect.
+    """
+
+    vocab: Vocab
+    backbone: DiTConfig
+    objective: AnyObjective
+    tells_sigma: bool = False
+
+    def build(self) -> Denoiser:
+        """A denoiser with fresh weights."""
+        return Denoiser(self)
+
+
+class Denoiser(nn.Module):
+    """log_x = objective.read(head(encode(z, t)[rows])): the library's side of the seam `Denoise`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone: Backbone = config.backbone.build(config.vocab)
+        if self.backbone.causal != isinstance(self.process, LeftToRight):
+            raise ValueError(
+                "an autoregressive objective needs a causal backbone, and masked or uniform diffusion one"
+                f" that is not; got causal={self.backbone.causal} with {type(config.objective).__name__}"
+            )
+
+    @property
+    def vocab(self) -> Vocab:
+        """Which ids there are and which one is the mask."""
+        return self.config.vocab
+
+    @property
+    def objective(self) -> AnyObjective:
+        """What the model is trained with."""
+        return self.config.objective
+
+    @property
+    def process(self) -> Process:
+        """How text is destroyed."""
+        return self.config.objective.process
+
+    @property
+    def normalised(self) -> bool:
+        """Whether every line of log_x sums to one."""
+        return self.config.objective.normalised
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence the network takes."""
+        return self.backbone.max_length
+
+    def forward(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
+        """log_x [N, V] at the asked rows of z [B, L], at times t [B, 1] or [B, L]."""
+        self._check(z, t)
+        hidden = self.backbone.encode(z, self._told(t), **context)
+        logits = self.backbone.head(hidden[rows])
+        return self.objective.read(logits, self._visible_share(z, t, rows), self.vocab)
+
+    def _told(self, t: Times) -> Tensor:
+        process = self.process
+        if self.config.tells_sigma and not isinstance(process, LeftToRight):
+            t = process.schedule.sigma(t.double())
+        return t.to(next(self.parameters()).dtype)
+
+    def _visible_share(self, z: Tokens, t: Times, rows: Rows) -> Tensor:
+        """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
+        process = self.process
+        if isinstance(process, LeftToRight):
+            return torch.zeros(1, 1, device=z.device)
+        alpha = process.schedule.alpha(t).expand(z.shape)[rows]
+        return torch.where(z[rows] == self.vocab.mask, alpha, 0)[:, None]
+
+    def _check(self, z: Tokens, t: Times) -> None:
+        self.vocab.check(z)
+        if self.max_length is not None and z.shape[1] > self.max_length:
+            raise ValueError(
+                f"a sequence of {z.shape[1]} tokens is longer than the model's {self.max_length}"
+            )
+        if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
+            raise ValueError(
+                f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}"
+            )
+        if not bool(((t >= 0) & (t <= 1)).all()):
+            worst = float(t.flatten()[((t - 0.5).abs().nan_to_num(torch.inf)).argmax()])
+            raise ValueError(f"times must be in [0, 1], 0 for data and 1 for all mask; got {worst}")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a sampler wrote: ids [n, L], how often the network was called, and the texts."""
+
+    tokens: Tokens
+    network_calls: int
+    head_rows: int
+    tokenizer: Tokenizer | None
+
+    @property
+    def texts(self) -> list[str]:
+        """The ids as text."""
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: its samples are ids, in .tokens")
+        return [self.tokenizer.decode(ids) for ids in self.tokens.tolist()]
+
+    @property
+    def text(self) -> str:
+        """The first text."""
+        return self.texts[0]
+
+
+class LanguageModel:
+    """A denoiser with its tokenizer: sample, infill and score text."""
+
+    def __init__(self, denoise: Denoiser, tokenizer: Tokenizer | None = None) -> None:
+        if tokenizer is not None and tokenizer.size > denoise.vocab.size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.size} ids and the model only {denoise.vocab.size}:"
+                " they do not belong together"
+            )
+        self.denoise = denoise
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def new(cls, backbone: DiTConfig, objective: AnyObjective, tokenizer: Tokenizer) -> LanguageModel:
+        """A model with fresh weights; the mask is one more id after the tokenizer's."""
+        vocab = Vocab(size=tokenizer.size + 1, mask=tokenizer.size)
+        return cls(ModelConfig(vocab, backbone, objective).build(), tokenizer)
+
+    @property
+    def vocab(self) -> Vocab:
+        """Which ids there are and which one is the mask."""
+        return self.denoise.vocab
+
+    @property
+    def objective(self) -> AnyObjective:
+        """What the model is trained with."""
+        return self.denoise.objective
+
+    def sample(
+        self,
+        n: int = 1,
+        length: int | None = None,
+        *,
+        prompt: str | Sequence[int] = (),
+        sampler: AnySampler | None = None,
+        seed: int = 0,
+    ) -> Samples:
+        """`n` texts of `length` tokens (the model's, if not given) that begin with the prompt.
+
+        Row i is drawn with seed + i: it is the same text whatever `n` is.
+        """
+        length = self.denoise.max_length if length is None else length
+        if length is None:
+            raise ValueError("this model has no longest length; say how many tokens to write with length=")
+        return self.fill(blank(n, length, self.vocab.mask, self._ids(prompt)), sampler, seed)
+
+    def infill(
+        self, template: Template | Tensor, *, n: int = 1, sampler: AnySampler | None = None, seed: int = 0
+    ) -> Samples:
+        """`n` versions of the template with its holes filled: `<mask:12>` stands for twelve tokens.
+
+        Without a tokenizer, the template is a tensor of ids with the mask id in its holes.
+        """
+        if isinstance(template, Tensor):
+            ids = template.flatten().tolist()
+            if self.vocab.mask not in ids:
+                raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask} where one is")
+        else:
+            ids = from_template(template, self._ids, self.vocab.mask)
+        if n < 1:
+            raise ValueError(f"n must be at least 1; got {n}")
+        return self.fill(torch.tensor([ids] * n), sampler, seed)
+
+    def fill(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Samples:
+        """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i."""
+        canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
+        counted, written = Counted(self.denoise), canvas.tokens
+        with self._inference():
+            for z in (sampler or self._default_sampler()).run(counted, canvas):
+                written = z
+        return Samples(written, counted.calls, counted.head_rows, self.tokenizer)
+
+    def score(self, texts: str | Sequence[str | Sequence[int]], *, draws: int = 64, seed: int = 0) -> Score:
+        """The bound on -log p of the texts (or id sequences), from `draws` random maskings of each."""
+        texts = [texts] if isinstance(texts, str) else texts
+        scores = []
+        with self._inference():
+            for number, text in enumerate(texts):
+                ids = self._ids(text)
+                if not ids:
+                    raise ValueError(f"text {number} is empty: there is nothing to score")
+                self.vocab.check(torch.tensor(ids), data=True)
+                size = len(text.encode()) if isinstance(text, str) else None
+                scores.append(score_ids(self.denoise, self.objective, ids, size, draws, seed))
+        if not scores:
+            raise ValueError("there are no texts to score")
+        return total(scores)
+
+    def _ids(self, text: str | Sequence[int]) -> list[int]:
+        if not isinstance(text, str):
+            return list(text)
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: give token ids instead of text")
+        return self.tokenizer.encode(text)
+
+    def _default_sampler(self) -> AnySampler:
+        if isinstance(self.denoise.process, Masking):
+            return Ancestral()
+        return UniformAncestral() if isinstance(self.denoise.process, UniformNoise) else Autoregressive()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.denoise.parameters()).device
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """No gradients and no dropout, and afterwards all as it was."""
+        training = self.denoise.training
+        self.denoise.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self.denoise.train(training)

@@ -1,0 +1,138 @@
+"""What all objectives share: the draw of noise for a batch, and one formula for masked tokens.
+
+A step that reveals a masked token with probability r costs KL(q(z_s|z_t,x) || p(z_s|z_t)), which in the
+language of log_x, S = sum(exp(log_x)), is
+
+    r (-log_x[x])  +  (1 - r) log((1 - r) / (1 - r S))   =   r ( -log_x[x] + penalty(S, r) )
+
+with penalty -> S - 1 as r -> 0. So one line serves MDLM (S = 1: no penalty), D3PM's bracket (S < 1) and
+SEDD's score entropy (S free), in T steps and in continuous time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.noise import substream, uniforms
+from unmask.diffusion.process import Masking, Process, UniformNoise
+from unmask.diffusion.schedule import AnySchedule, LogLinear
+from unmask.diffusion.times import AnyTimes, Moment, UniformTimes, continuous_moment, stratified
+from unmask.types import Batch, LogX, Vocab
+
+
+class Objective(ABC):
+    """A way to train a network and to read what it then says."""
+
+    @property
+    @abstractmethod
+    def process(self) -> Process:
+        """How text is destroyed."""
+
+    @property
+    @abstractmethod
+    def normalised(self) -> bool:
+        """Whether every line of `read` sums to one."""
+
+    @abstractmethod
+    def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+        """log_x [N, V] from logits [N, V]; alpha [N, 1] is the visible share (0 where the row is visible)."""
+
+    @abstractmethod
+    def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Nats [B, L], zero where not counted; their sum's mean over draws bounds -log p(x) from above.
+
+        The generator must be in the same state on every rank and micro-batch of a step: rows then get
+        noise that depends on the step and their global number only.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedObjective(Objective):
+    """Continuous-time masked diffusion; `read` makes the difference between its members."""
+
+    schedule: AnySchedule = LogLinear()
+    times: AnyTimes = UniformTimes()
+
+    @property
+    def process(self) -> Masking:
+        return Masking(self.schedule)
+
+    def moment(self, u: Tensor) -> Moment:
+        """The moment of noise that u in [0, 1) stands for."""
+        return continuous_moment(self.schedule, u)
+
+    def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
+        u, importance, noise = draw_noise(denoise, batch, self.times, generator)
+        moment = self.moment(u)
+        z = corrupt(self.process, batch, moment.alpha, noise, denoise.vocab)
+        return self.charge(denoise, batch, z, moment, importance)
+
+    def charge(self, denoise: Denoise, batch: Batch, z: Tensor, moment: Moment, importance: Tensor) -> Tensor:
+        """Nats [B, L] of the step at `moment` for the noisy `z`: the network answers at masked rows only."""
+        rows = (z == denoise.vocab.mask) & batch.counted
+        log_x = denoise(z, moment.t, rows, **batch.context)
+        nats = -log_x.gather(-1, batch.tokens[rows][:, None])[:, 0]
+        if not self.normalised:
+            jump = None if moment.jump is None else at_rows(moment.jump, rows)
+            nats = nats + penalty(log_x.exp().sum(-1), jump)
+        return scatter(at_rows(moment.weight * importance, rows).to(nats) * nats, rows)
+
+
+def draw_noise(
+    denoise: Denoise, batch: Batch, times: AnyTimes, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A checked batch's u in [0, 1) [B, 1], its importance weight, and a uniform for each token [B, L]."""
+    check_batch(denoise, batch)
+    offset = float(torch.rand((), generator=generator, dtype=torch.float64))
+    seed = int(torch.randint(2**62, (), generator=generator))
+    rows, length = batch.tokens.shape
+    seeds = [substream(seed, batch.first_row + row) for row in range(rows)]
+    u, importance = times.warp(stratified(batch, offset))
+    noise = uniforms(seeds, length)
+    device = batch.tokens.device
+    return u.to(device), importance.to(device), noise.to(device)
+
+
+def check_batch(denoise: Denoise, batch: Batch) -> None:
+    """Refuse ids that are no data, and sequences that do not fit."""
+    counted = batch.tokens if batch.valid is None else batch.tokens[batch.valid]
+    denoise.vocab.check(batch.tokens)
+    denoise.vocab.check(counted, data=True)
+    check_length(denoise, batch.tokens.shape[1])
+
+
+def check_length(denoise: Denoise, length: int) -> None:
+    """Refuse a sequence longer than the network takes."""
+    if denoise.max_length is not None and length > denoise.max_length:
+        raise ValueError(f"a sequence of {length} tokens is longer than the model's {denoise.max_length}")
+
+
+def corrupt(
+    process: Masking | UniformNoise, batch: Batch, alpha: Tensor, noise: Tensor, vocab: Vocab
+) -> Tensor:
+    """z_t ~ q(. | x) on the counted tokens; the others stay."""
+    noisy = process.corrupt(batch.tokens, alpha, noise, vocab)
+    return torch.where(batch.counted, noisy, batch.tokens)
+
+
+def penalty(total: Tensor, jump: Tensor | None) -> Tensor:
+    """((1 - r)/r) log((1 - r)/(1 - r S)): S - 1 for an infinitesimal step, 0 for a certain one (r = 1)."""
+    if jump is None:
+        return total - 1
+    r = jump.to(total).clamp(max=1 - 1e-6)
+    return (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * total))
+
+
+def at_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """The values [B, 1] or [B, L] of the asked rows: [N]."""
+    return values.expand(rows.shape)[rows]
+
+
+def scatter(values: Tensor, rows: Tensor) -> Tensor:
+    """[B, L] with `values` [N] at the rows and zero elsewhere."""
+    return values.new_zeros(rows.shape).masked_scatter(rows, values)

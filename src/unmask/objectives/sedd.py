@@ -1,0 +1,30 @@
+"""SEDD: score entropy. The network estimates ratios, s_v = p(z with v)/p(z with mask), freely.
+
+With s_v = exp(log_x[v]) alpha/(1 - alpha), the score entropy times sigma'(t) is
+weight(t) (-log_x[x] + S - 1): MDLM's loss plus a price for not being normalised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.objectives.base import MaskedObjective
+from unmask.types import LogX, Vocab
+
+
+@dataclass(frozen=True, kw_only=True)
+class SEDD(MaskedObjective):
+    """Continuous time only: its reverse process has rates, not a T-step posterior."""
+
+    @property
+    def normalised(self) -> bool:
+        return False
+
+    def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+        """Logits over log(V - 1): a network that outputs zeros starts at the uniform distribution."""
+        mask = torch.tensor([vocab.mask], device=logits.device)
+        return (logits.float() - math.log(vocab.size - 1)).index_fill(-1, mask, -torch.inf)

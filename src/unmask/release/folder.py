@@ -1,0 +1,157 @@
+"""Model folders: `config.json`, `model.safetensors`, `tokenizer.json` and a `manifest.json` of SHA-256 sums.
+
+Reading executes nothing from the folder: JSON and safetensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from unmask.config import from_json, to_json
+from unmask.data.tokenizer import Tokenizer
+from unmask.model import Denoiser, LanguageModel, ModelConfig
+from unmask.release import mdlm
+
+FORMAT = "unmask-1"
+CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
+
+
+def load(folder: str | os.PathLike[str]) -> LanguageModel:
+    """Read a model folder of ours or in the published MDLM layout, ready to use.
+
+    Without a `tokenizer.json`, the model takes and gives ids.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; a model folder holds {CONFIG} and {WEIGHTS}")
+    _verify(path)
+    config = _read_json(path / CONFIG)
+    weights = _read_weights(path / WEIGHTS)
+    if config.get("format") == FORMAT:
+        stated = {key: value for key, value in config.items() if key != "format"}
+        model_config: ModelConfig = from_json(ModelConfig, stated, str(path / CONFIG))
+    elif config.get("model_type") == "mdlm":
+        model_config, weights = mdlm.convert(config, weights, str(path))
+    else:
+        raise ValueError(
+            f"{path / CONFIG} has a layout that is not known here;"
+            f' known are ours ("format": "{FORMAT}") and MDLM\'s ("model_type": "mdlm")'
+        )
+    denoise = model_config.build()
+    _fit(denoise, weights, path)
+    tokenizer = Tokenizer.from_file(path / TOKENIZER) if (path / TOKENIZER).exists() else None
+    return LanguageModel(denoise.eval(), tokenizer)
+
+
+def save(model: LanguageModel, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a model folder: all of it or, if anything fails, nothing."""
+    path = Path(folder)
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists already; choose another folder or pass overwrite=True")
+    if path.exists() and not (path / CONFIG).exists():
+        raise ValueError(f"{path} exists and is not a model folder; it is left as it is")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        _write(model, fresh)
+        if path.exists():
+            old = fresh.with_name(fresh.name + "-old")
+            path.rename(old)
+            fresh.rename(path)
+            shutil.rmtree(old)
+        else:
+            fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return path
+
+
+def _write(model: LanguageModel, folder: Path) -> None:
+    folder.chmod(0o755)
+    config = {"format": FORMAT, **to_json(model.denoise.config)}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(_weights(model.denoise), folder / WEIGHTS, metadata={"format": "pt"})
+    if model.tokenizer is not None:
+        (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
+    sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+    for file in folder.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def _weights(denoise: Denoiser) -> dict[str, Tensor]:
+    """Each tensor once: a tied head is the embedding."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in denoise.backbone.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            tensors[name] = tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    return tensors
+
+
+def _fit(denoise: Denoiser, weights: dict[str, Tensor], path: Path) -> None:
+    """Load the weights, every one of which must be there, expected, and of the right shape."""
+    expected = _weights(denoise)
+    for problem, names in (
+        ("lacks", expected.keys() - weights),
+        ("has the unknown", weights.keys() - expected),
+    ):
+        if names:
+            listed = ", ".join(sorted(names)[:3]) + (" and others" if len(names) > 3 else "")
+            raise ValueError(f"{path / WEIGHTS} {problem} tensors {listed}; it does not fit its {CONFIG}")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise ValueError(
+                f"{path / WEIGHTS}: {name} has shape {list(tensor.shape)}"
+                f" where {CONFIG} asks for {list(expected[name].shape)}"
+            )
+    denoise.backbone.load_state_dict(weights, strict=False)
+
+
+def _verify(path: Path) -> None:
+    if not (path / MANIFEST).exists():
+        return
+    for name, expected in _read_json(path / MANIFEST).items():
+        file = path / Path(name).name
+        if not file.is_file():
+            raise ValueError(f"{path} is incomplete: {name} is missing")
+        if _sha256(file) != expected:
+            raise ValueError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{file.parent} is incomplete: {file.name} is missing") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{file} must hold a JSON object; got {type(data).__name__}")
+    return data
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise ValueError(f"{file.parent} is incomplete: {file.name} is missing")
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,116 @@
+"""The published MDLM layout (as in `kuleshov-group/mdlm-owt`) as a DiT of ours.
+
+Published networks are always modulated by a time embedding; those without time conditioning are fed
+sigma = 0, so their modulation is a constant. It is folded into the plain weights here, exactly:
+LN(x) w (1 + scale) + shift is a LayerNorm with weight w (1 + scale) and bias shift, and a gate scales
+the rows of the linear map it stands behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.backbones.dit import DiTConfig, TimeConditioning
+from unmask.backbones.layers import TimeEmbedding
+from unmask.diffusion.schedule import LogLinear
+from unmask.model import ModelConfig
+from unmask.objectives import MDLM
+from unmask.types import Vocab
+
+BLOCK = {
+    "norm1.weight": "norm1.weight",
+    "attn_qkv.weight": "attention.qkv.weight",
+    "attn_out.weight": "attention.out.weight",
+    "norm2.weight": "norm2.weight",
+    "mlp.0.weight": "mlp.0.weight",
+    "mlp.0.bias": "mlp.0.bias",
+    "mlp.2.weight": "mlp.2.weight",
+    "mlp.2.bias": "mlp.2.bias",
+    "adaLN_modulation.weight": "modulation.weight",
+    "adaLN_modulation.bias": "modulation.bias",
+}
+WHOLE = {
+    "vocab_embed.embedding": "embedding.weight",
+    "sigma_map.mlp.0.weight": "time.mlp.0.weight",
+    "sigma_map.mlp.0.bias": "time.mlp.0.bias",
+    "sigma_map.mlp.2.weight": "time.mlp.2.weight",
+    "sigma_map.mlp.2.bias": "time.mlp.2.bias",
+    "output_layer.norm_final.weight": "norm.weight",
+    "output_layer.adaLN_modulation.weight": "modulation.weight",
+    "output_layer.adaLN_modulation.bias": "modulation.bias",
+    "output_layer.linear.weight": "output.weight",
+    "output_layer.linear.bias": "output.bias",
+}
+IGNORED = {"rotary_emb.inv_freq"}  # a function of the head's width
+
+
+def convert(
+    config: dict[str, Any], weights: dict[str, Tensor], where: str
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Our config and weights for a published model; the mask is its last id."""
+    size, depth, cond = (_integer(config, key, where) for key in ("vocab_size", "n_blocks", "cond_dim"))
+    timed = bool(config.get("time_conditioning", False))
+    backbone = DiTConfig(
+        width=_integer(config, "hidden_dim", where),
+        depth=depth,
+        heads=_integer(config, "n_heads", where),
+        length=_integer(config, "model_length", where),
+        dropout=float(config.get("dropout", 0.0)),
+        time=TimeConditioning(width=cond, scale=1.0),
+    )
+    ours = _rename(weights, depth, where)
+    objective = MDLM(schedule=LogLinear(eps=1e-3))
+    vocab = Vocab(size=size, mask=size - 1)
+    if timed:
+        return ModelConfig(vocab, backbone, objective, tells_sigma=True), ours
+    plain = DiTConfig(**{**vars(backbone), "time": None})
+    return ModelConfig(vocab, plain, objective), fold(ours, depth, cond)
+
+
+def fold(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]:
+    """The weights of a plain DiT that computes what the modulated one does when it is told 0."""
+    embedding = TimeEmbedding(cond, scale=1.0)
+    prefix = "time."
+    embedding.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
+    with torch.no_grad():
+        constant = embedding(torch.zeros(1, 1))[0, 0]
+    plain = {k: v for k, v in weights.items() if not k.startswith(prefix) and "modulation" not in k}
+
+    def modulation(name: str, parts: int) -> list[Tensor]:
+        return list((weights[f"{name}.weight"] @ constant + weights[f"{name}.bias"]).chunk(parts))
+
+    for block in (f"blocks.{i}" for i in range(depth)):
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation(f"{block}.modulation", 6)
+        for norm, shift, scale in (("norm1", shift1, scale1), ("norm2", shift2, scale2)):
+            plain[f"{block}.{norm}.weight"] = plain[f"{block}.{norm}.weight"] * (1 + scale)
+            plain[f"{block}.{norm}.bias"] = shift.clone()
+        plain[f"{block}.attention.out.weight"] = plain[f"{block}.attention.out.weight"] * gate1[:, None]
+        plain[f"{block}.mlp.2.weight"] = plain[f"{block}.mlp.2.weight"] * gate2[:, None]
+        plain[f"{block}.mlp.2.bias"] = plain[f"{block}.mlp.2.bias"] * gate2
+    shift, scale = modulation("modulation", 2)
+    plain["norm.weight"] = plain["norm.weight"] * (1 + scale)
+    plain["norm.bias"] = shift.clone()
+    return plain
+
+
+def _rename(weights: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
+    names = dict(WHOLE)
+    for i in range(depth):
+        names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
+    stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
+    missing = names.keys() - stripped
+    unknown = stripped.keys() - names - IGNORED
+    if missing or unknown:
+        what = f"lack {sorted(missing)[0]}" if missing else f"have the unknown tensor {sorted(unknown)[0]}"
+        raise ValueError(f"the weights in {where} {what}: they are incomplete or not an MDLM's")
+    return {ours: stripped[theirs] for theirs, ours in names.items()}
+
+
+def _integer(config: dict[str, Any], key: str, where: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{where}: config.json needs {key!r}, a whole number above 0; got {value!r}")
+    return value

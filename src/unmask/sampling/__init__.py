@@ -1,0 +1,39 @@
+"""Reverse loops: a sampler is a frozen dataclass whose `run` yields the canvas after each step."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
+from unmask.sampling.autoregressive import Autoregressive
+from unmask.sampling.confidence import Confidence, EntropyBounded, Threshold
+from unmask.sampling.remask import Remask
+from unmask.sampling.semi import SemiAutoregressive
+from unmask.sampling.uniform import UniformAncestral
+
+AnySampler: TypeAlias = (
+    Ancestral
+    | FirstHitting
+    | RandomOrder
+    | Confidence
+    | Threshold
+    | EntropyBounded
+    | Remask
+    | SemiAutoregressive
+    | UniformAncestral
+    | Autoregressive
+)
+
+__all__ = [
+    "Ancestral",
+    "AnySampler",
+    "Autoregressive",
+    "Confidence",
+    "EntropyBounded",
+    "FirstHitting",
+    "RandomOrder",
+    "Remask",
+    "SemiAutoregressive",
+    "Threshold",
+    "UniformAncestral",
+]

@@ -1,0 +1,109 @@
+"""What all samplers share: checked starts, one way to choose tokens, and counting from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from unmask.diffusion.categorical import Choice, draw
+from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.noise import uniforms
+from unmask.diffusion.process import Masking, Process
+from unmask.sampling.canvas import Canvas
+from unmask.types import LogX, Rows, Times, Tokens, Vocab
+
+
+class Sampler(Protocol):
+    """Fills a canvas. Progress, tracing and counting are the business of whoever iterates."""
+
+    def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
+        """Yield the canvas [B, L] after each step, the finished one last."""
+        ...
+
+
+def start(denoise: Denoise, canvas: Canvas, reverses: type[Any] = Masking) -> Tokens:
+    """A copy of the canvas to write on, once it is known to fit the model and the sampler."""
+    if not isinstance(denoise.process, reverses):
+        raise ValueError(
+            f"this sampler restores text that {reverses.__name__} destroyed,"
+            f" and the model was trained on {type(denoise.process).__name__}"
+        )
+    length = canvas.tokens.shape[1]
+    if denoise.max_length is not None and length > denoise.max_length:
+        raise ValueError(
+            f"a canvas of {length} tokens is longer than the model's {denoise.max_length};"
+            " SemiAutoregressive writes longer texts"
+        )
+    denoise.vocab.check(canvas.tokens)
+    return canvas.tokens.clone()
+
+
+def check_steps(steps: int) -> None:
+    """Refuse a number of steps that is none."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1; got {steps}")
+
+
+def spread(counts: Tensor, steps: int) -> Tensor:
+    """[B, steps]: how many of each row's `counts` positions fall to each step, as even as can be."""
+    base, extra = counts[:, None] // steps, counts[:, None] % steps
+    return base + (torch.arange(steps) < extra)
+
+
+def remaining_time(denoise: Denoise, masked: Tensor, at_start: Tensor) -> Times:
+    """The t at which, of `at_start` holes, `masked` are expected to be still open."""
+    process = denoise.process
+    assert isinstance(process, Masking)
+    return process.schedule.inverse(1 - masked.double() / at_start)
+
+
+def row_uniforms(seeds: Sequence[int], chosen: Tensor, draw_number: Tensor | int, rows: Tensor) -> Tensor:
+    """A uniform [N] for each of the `rows` [b, L] of the `chosen` [b] sequences: each has its own noise."""
+    own = [seeds[b] for b in chosen.tolist()]
+    number = draw_number if isinstance(draw_number, int) else [int(d) for d in draw_number.tolist()]
+    return uniforms(own, rows.shape[1], number).to(rows.device)[rows]
+
+
+def choose(choice: Choice, log_x: LogX, uniform: Tensor, mask: int, jump: Tensor | None = None) -> Tensor:
+    """A token for each line. With `jump` [N], the step's r, a line may also stay masked: v with
+    probability r exp(log_x[v]), the mask with what is left (nothing, once r S reaches 1)."""
+    weights = choice.weights(log_x)
+    if jump is not None:
+        weights = weights * jump[:, None]
+        left = (1 - weights.sum(-1)).clamp(min=0)
+        weights[:, mask] = torch.where(jump < 1, left, 0)
+    return draw(weights, uniform)
+
+
+class Counted:
+    """A denoiser that counts what it is asked: network calls, sequences in them, rows of the head."""
+
+    def __init__(self, denoise: Denoise) -> None:
+        self.denoise = denoise
+        self.calls = self.sequences = self.head_rows = 0
+
+    @property
+    def vocab(self) -> Vocab:
+        return self.denoise.vocab
+
+    @property
+    def process(self) -> Process:
+        return self.denoise.process
+
+    @property
+    def normalised(self) -> bool:
+        return self.denoise.normalised
+
+    @property
+    def max_length(self) -> int | None:
+        return self.denoise.max_length
+
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
+        log_x = self.denoise(z, t, rows, **context)
+        self.calls += 1
+        self.sequences += len(z)
+        self.head_rows += len(log_x)
+        return log_x

@@ -1,0 +1,83 @@
+"""Text with holes as a canvas of tokens: what is visible is fixed, what is masked is to be written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from unmask.types import Tokens
+
+HOLE = re.compile(r"<mask(?::(\d+))?>")
+
+Template: TypeAlias = str | Sequence[str | int]
+"""Text with `<mask:12>` for twelve hidden tokens (`<mask>` for one), or a list of texts and hole lengths."""
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Sequences [B, L] with the mask id in their holes, and a seed for each: a row's own randomness."""
+
+    tokens: Tokens
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2:
+            raise ValueError(f"a canvas must be [B, L]; got shape {list(self.tokens.shape)}")
+        if len(self.seeds) != len(self.tokens):
+            raise ValueError(
+                f"a canvas of {len(self.tokens)} rows needs as many seeds; got {len(self.seeds)}"
+            )
+        if any(seed < 0 for seed in self.seeds):
+            raise ValueError(f"seeds must be 0 or above; got {min(self.seeds)}")
+
+
+def segments(template: Template) -> list[str | int]:
+    """A template as texts and lengths of holes, at least one hole among them."""
+    if isinstance(template, str):
+        parts = HOLE.split(template)
+        holes = [int(length or 1) for length in parts[1::2]]
+        pieces: list[str | int] = [parts[0]]
+        for hole, text in zip(holes, parts[2::2], strict=True):
+            pieces += [hole, text]
+    else:
+        pieces = list(template)
+    lengths = [piece for piece in pieces if isinstance(piece, int)]
+    if not lengths:
+        raise ValueError(
+            f"the template {_shown(template)} has no hole; mark one as <mask:12> (12 tokens) or <mask>"
+        )
+    if min(lengths) < 1:
+        raise ValueError(f"a hole in {_shown(template)} has length {min(lengths)}; it needs at least 1 token")
+    return pieces
+
+
+def from_template(template: Template, encode: Callable[[str], list[int]], mask: int) -> list[int]:
+    """The ids of a template, its holes filled with the mask."""
+    ids: list[int] = []
+    for piece in segments(template):
+        ids += [mask] * piece if isinstance(piece, int) else encode(piece)
+    return ids
+
+
+def blank(rows: int, length: int, mask: int, prompt: Sequence[int] = ()) -> Tokens:
+    """`rows` sequences of masks that start with the prompt."""
+    if rows < 1:
+        raise ValueError(f"n must be at least 1; got {rows}")
+    if length < 1:
+        raise ValueError(f"length must be at least 1; got {length}")
+    if len(prompt) >= length:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens and leaves nothing to write in a length of {length}"
+        )
+    tokens = torch.full((rows, length), mask)
+    tokens[:, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+    return tokens
+
+
+def _shown(template: Template) -> str:
+    text = repr(template)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,146 @@
+"""Orders that depend on the text: the network answers at every hole, and its surest answers stay."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from unmask.diffusion.categorical import Choice
+from unmask.diffusion.denoise import Denoise
+from unmask.sampling.ancestral import rank, write
+from unmask.sampling.base import check_steps, choose, remaining_time, row_uniforms, spread, start
+from unmask.sampling.canvas import Canvas
+from unmask.types import LogX, Tokens
+
+
+@dataclass(frozen=True)
+class Probability:
+    """How probable the drawn token is (LLaDA's low-confidence remasking)."""
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        """[N]: the larger, the surer."""
+        return log_x.gather(-1, token[:, None])[:, 0].exp()
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far the best token is ahead of the second."""
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        """[N]: the larger, the surer."""
+        best = log_x.topk(2).values.exp()
+        return best[:, 0] - best[:, 1]
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """How little is left open: minus the distribution's entropy."""
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        """[N]: the larger, the surer."""
+        return -entropy(log_x)
+
+
+AnyOrder: TypeAlias = Probability | Margin | Entropy
+
+
+def entropy(log_x: LogX) -> Tensor:
+    """Nats [N]."""
+    return -(log_x.exp() * log_x.clamp(min=torch.finfo(log_x.dtype).min)).sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByConfidence(ABC):
+    """Draw a token for every hole, keep those that `kept` names, at least one a row, and repeat."""
+
+    choice: Choice = Choice()
+
+    @abstractmethod
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        """[N]: the larger, the surer."""
+
+    @abstractmethod
+    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
+        """Which holes to fill, from scores [b, L] (-inf where no hole is) and the holes at first [b]."""
+
+    def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
+        """Yield the canvas after each step."""
+        z = start(denoise, canvas)
+        mask = denoise.vocab.mask
+        holes = (z == mask).sum(1)
+        step = 0
+        while len(active := (z == mask).any(1).nonzero()[:, 0]):
+            rows = z[active] == mask
+            t = remaining_time(denoise, rows.sum(1, keepdim=True), holes[active, None])
+            log_x = denoise(z[active], t, rows)
+            log_x = log_x - log_x.logsumexp(-1, keepdim=True)
+            token = choose(self.choice, log_x, row_uniforms(canvas.seeds, active, step, rows), mask)
+            score = log_x.new_full(rows.shape, -torch.inf)
+            score[rows] = self.score(log_x, token)
+            keep = self.kept(score, holes[active], step) & rows
+            z = write(z, active, keep, token[keep[rows]])
+            step += 1
+            yield z
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confidence(ByConfidence):
+    """The surest positions first, an equal share of a row's holes at each step."""
+
+    steps: int = 128
+    order: AnyOrder = Probability()
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps)
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        return self.order.score(log_x, token)
+
+    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
+        return rank(-score) < spread(holes.cpu(), self.steps)[:, step, None].to(score.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(ByConfidence):
+    """Parallel decoding: everything that is surer than a threshold, and always the surest."""
+
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold}")
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        return Probability().score(log_x, token)
+
+    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
+        return (score >= self.threshold) | (rank(-score) == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBounded(ByConfidence):
+    """As many of the least open positions as keep sum(entropies) - max(entropy) within `bound` nats.
+
+    That difference bounds the mutual information that is lost by drawing them independently.
+    """
+
+    bound: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.bound >= 0:
+            raise ValueError(f"the bound on the entropy must be 0 or above; got {self.bound}")
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        return -entropy(log_x)
+
+    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
+        nats, where = (-score).sort(dim=1, stable=True)
+        before = nats.cumsum(1) - nats  # sorted upwards, the largest of the first k is the k-th itself
+        within = before <= self.bound
+        within[:, 0] = True
+        return torch.zeros_like(within).scatter(1, where, within)

@@ -1,0 +1,105 @@
+"""The words every module shares: tokens, times, rows, log_x; a vocabulary; a batch.
+
+`x` is clean, `z` is noisy, `log_x` is a prediction of `x`; `s < t` are times;
+B sequences of L positions over V tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Tokens: TypeAlias = Tensor
+"""int64 [B, L]."""
+
+Times: TypeAlias = Tensor
+"""float [B, 1] (one time a sequence) or [B, L]; 0 is data, 1 is all mask."""
+
+Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
+"""Positions of a [B, L] tensor: booleans [B, L], or the indices (which sequence, which position)."""
+
+LogX: TypeAlias = Tensor
+"""float [N, V]: one line of log-probabilities of the clean token for each asked row."""
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """`size` token ids, one of which, `mask`, means "hidden" and is never data."""
+
+    size: int
+    mask: int
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise ValueError(f"a vocabulary needs a token and the mask, so size >= 2; got {self.size}")
+        if not 0 <= self.mask < self.size:
+            raise ValueError(f"the mask id {self.mask} is outside the vocabulary 0..{self.size - 1}")
+
+    def check(self, tokens: Tokens, *, data: bool = False) -> None:
+        """Refuse ids outside the vocabulary and, in `data`, the mask id."""
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"token ids must be integers (int64); got {tokens.dtype}")
+        if tokens.numel() == 0:
+            return
+        for worst in (int(tokens.min()), int(tokens.max())):
+            if not 0 <= worst < self.size:
+                raise ValueError(f"token id {worst} is outside the vocabulary 0..{self.size - 1}")
+        if data and bool((tokens == self.mask).any()):
+            raise ValueError(
+                f"the data contains the mask id {self.mask}, which stands for a hidden token;"
+                " remove it or use a tokenizer that cannot produce it"
+            )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clean sequences, and where they stand in the step's global batch.
+
+    `valid` is False on padding and `frozen` is True on tokens that are given (a prompt): neither is
+    noised or counted. A rank or micro-batch holds the rows `first_row ...` of `total_rows`, so that
+    noise drawn for a row does not depend on how the global batch was split.
+    """
+
+    tokens: Tokens
+    valid: Tensor | None = None
+    frozen: Tensor | None = None
+    first_row: int = 0
+    total_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2:
+            raise ValueError(f"tokens must be [B, L]; got shape {list(self.tokens.shape)}")
+        for name, flags in (("valid", self.valid), ("frozen", self.frozen)):
+            if flags is not None and (flags.shape != self.tokens.shape or flags.dtype != torch.bool):
+                raise ValueError(
+                    f"{name} must be booleans of shape {list(self.tokens.shape)};"
+                    f" got {flags.dtype} {list(flags.shape)}"
+                )
+        if self.first_row < 0 or self.first_row + len(self.tokens) > self.global_rows:
+            raise ValueError(
+                f"rows {self.first_row}..{self.first_row + len(self.tokens) - 1} do not fit"
+                f" into a global batch of {self.global_rows} rows"
+            )
+
+    @property
+    def global_rows(self) -> int:
+        """Sequences in the step's global batch."""
+        return self.first_row + len(self.tokens) if self.total_rows is None else self.total_rows
+
+    @property
+    def counted(self) -> Tensor:
+        """[B, L] booleans: the tokens that are noised and whose nats count."""
+        counted = torch.ones_like(self.tokens, dtype=torch.bool)
+        if self.valid is not None:
+            counted &= self.valid
+        if self.frozen is not None:
+            counted &= ~self.frozen
+        return counted
+
+    @property
+    def context(self) -> dict[str, Tensor]:
+        """What a network must know beside the tokens: which positions are padding."""
+        return {} if self.valid is None else {"valid": self.valid}

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tests run side by side; more threads than cores would only slow them down."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    if not GOLDEN.is_dir():
+        pytest.skip(f"the golden vectors of the published implementation are not at {GOLDEN}")
+    return GOLDEN
