@@ -87,8 +87,8 @@ class Denoiser(nn.Module):
     def _told(self, t: Times) -> Tensor:
         process = self.process
         if self.config.tells_sigma and not isinstance(process, LeftToRight):
-            t = process.schedule.sigma(t.double())
-        return t.to(next(self.parameters()).dtype)
+            return process.schedule.sigma(t)
+        return t
 
     def _visible_share(self, z: Tokens, t: Times, rows: Rows) -> Tensor:
         """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""

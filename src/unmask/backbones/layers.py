@@ -106,6 +106,7 @@ class TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         half = 128
         frequency = torch.exp(-math.log(10_000) / half * torch.arange(half, device=t.device))
-        angle = (self.scale * t)[..., None].float() * frequency
-        out: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], dim=-1))
+        angle = (self.scale * t)[..., None] * frequency
+        waves = torch.cat([angle.cos(), angle.sin()], dim=-1)
+        out: Tensor = self.mlp(waves.to(self.mlp[0].weight.dtype))
         return F.silu(out)

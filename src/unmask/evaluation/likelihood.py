@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from unmask.diffusion.denoise import Denoise
@@ -82,8 +83,7 @@ def score_ids(
         batch = Batch(torch.tensor([window]).expand(rows, -1))
         estimates = []
         for replicate in range(1 if exact else REPLICATES):
-            generator = torch.Generator().manual_seed(hash((seed, number, replicate)) % 2**63)
-            token_nll = objective.token_nll(denoise, batch, generator)
+            token_nll = objective.token_nll(denoise, batch, _generator(seed, number, replicate))
             estimates.append(float(token_nll.double().sum()) / rows)
         if not math.isfinite(sum(estimates)):
             raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
@@ -93,6 +93,11 @@ def score_ids(
             spread = sum((estimate - mean) ** 2 for estimate in estimates) / (REPLICATES - 1)
             variance += spread / REPLICATES
     return Score(nats, variance, len(ids), size)
+
+
+def _generator(*path: int) -> torch.Generator:
+    """The randomness of one estimate: a function of its seed, window and replicate."""
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(path).generate_state(1)[0]))
 
 
 def _windows(ids: Sequence[int], length: int | None) -> Iterator[Sequence[int]]:

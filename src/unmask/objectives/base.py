@@ -99,17 +99,9 @@ def draw_noise(
 
 
 def check_batch(denoise: Denoise, batch: Batch) -> None:
-    """Refuse ids that are no data, and sequences that do not fit."""
-    counted = batch.tokens if batch.valid is None else batch.tokens[batch.valid]
+    """Refuse ids that are no data; padding may be any id."""
     denoise.vocab.check(batch.tokens)
-    denoise.vocab.check(counted, data=True)
-    check_length(denoise, batch.tokens.shape[1])
-
-
-def check_length(denoise: Denoise, length: int) -> None:
-    """Refuse a sequence longer than the network takes."""
-    if denoise.max_length is not None and length > denoise.max_length:
-        raise ValueError(f"a sequence of {length} tokens is longer than the model's {denoise.max_length}")
+    denoise.vocab.check(batch.tokens if batch.valid is None else batch.tokens[batch.valid], data=True)
 
 
 def corrupt(
@@ -124,8 +116,14 @@ def penalty(total: Tensor, jump: Tensor | None) -> Tensor:
     """((1 - r)/r) log((1 - r)/(1 - r S)): S - 1 for an infinitesimal step, 0 for a certain one (r = 1)."""
     if jump is None:
         return total - 1
-    r = jump.to(total).clamp(max=1 - 1e-6)
-    return (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * total))
+    certain = jump >= 1
+    r = torch.where(certain, 0.5, jump).to(total)
+    return torch.where(certain, 0, (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * total)))
+
+
+def precise(logits: Tensor) -> Tensor:
+    """At least float32: probabilities of rare tokens do not survive in 16 bits."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def at_rows(values: Tensor, rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.times import Moment, step_moment
-from unmask.objectives.base import MaskedObjective, corrupt, draw_noise, scatter
+from unmask.objectives.base import MaskedObjective, corrupt, draw_noise, precise, scatter
 from unmask.types import Batch, LogX, Vocab
 
 
@@ -60,7 +60,7 @@ class MDLM(MaskedObjective):
 
 def subs(logits: Tensor, vocab: Vocab) -> LogX:
     """log_softmax over the clean tokens."""
-    return logits.float().index_fill(-1, _index(vocab, logits), -torch.inf).log_softmax(-1)
+    return precise(logits).index_fill(-1, _index(vocab, logits), -torch.inf).log_softmax(-1)
 
 
 def absorbing(logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
@@ -69,7 +69,7 @@ def absorbing(logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
     The posterior's normaliser, 1 - alpha + alpha x_m, divides the reveal of every token v:
     log_x[v] = log x_theta[v] - log(1 + x_m alpha/(1 - alpha)).
     """
-    log_p = logits.float().log_softmax(-1)
+    log_p = precise(logits).log_softmax(-1)
     mask_mass = log_p[:, vocab.mask, None].exp()
     log_x = log_p - torch.log1p(mask_mass * (alpha / (1 - alpha)).to(log_p))
     return log_x.index_fill(-1, _index(vocab, logits), -torch.inf)

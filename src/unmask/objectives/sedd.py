@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.objectives.base import MaskedObjective
+from unmask.objectives.base import MaskedObjective, precise
 from unmask.types import LogX, Vocab
 
 
@@ -27,4 +27,4 @@ class SEDD(MaskedObjective):
     def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         """Logits over log(V - 1): a network that outputs zeros starts at the uniform distribution."""
         mask = torch.tensor([vocab.mask], device=logits.device)
-        return (logits.float() - math.log(vocab.size - 1)).index_fill(-1, mask, -torch.inf)
+        return (precise(logits) - math.log(vocab.size - 1)).index_fill(-1, mask, -torch.inf)

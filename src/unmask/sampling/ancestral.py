@@ -47,7 +47,7 @@ class Ancestral:
             return
         level = uniforms(canvas.seeds, z.shape[1])
         step = torch.searchsorted(visible, level, right=True).clamp(max=self.steps)
-        time = 1 - (step - 1) / self.steps
+        time = 1 - (step - 1).double() / self.steps
         yield from reveal(denoise, z, canvas.seeds, step.to(z.device), time.to(z.device), self.choice)
 
     def _every_step(

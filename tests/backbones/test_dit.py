@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.backbones.dit import DiT, DiTConfig, TimeConditioning
+from unmask.backbones.layers import KVCache
+from unmask.types import Times, Tokens, Vocab
+
+VOCAB = Vocab(size=11, mask=10)
+SMALL = DiTConfig(width=32, depth=2, heads=2, length=32, dropout=0.0)
+TIMED = {"time": TimeConditioning(width=16)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "timed": TIMED,
+    "qk_norm": {"qk_norm": True},
+    "tied": {"tied": True},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+both_directions = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+
+
+def network(**options: Any) -> DiT:
+    """A DiT in eval mode, every weight moved off its start: zeros would hide what depends on what."""
+    torch.manual_seed(0)
+    net = replace(SMALL, **options).build(VOCAB).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return net
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> Tokens:
+    return torch.randint(VOCAB.size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def hidden(net: DiT, z: Tokens, t: Times | float = 0.3, **context: Any) -> Tensor:
+    with torch.no_grad():
+        return net.encode(z, torch.full((len(z), 1), t) if isinstance(t, float) else t, **context)
+
+
+def changed(a: Tensor, b: Tensor) -> list[bool]:
+    """For each position, whether any of its hidden states moved."""
+    return ((a - b).abs().amax(dim=(0, 2)) > 1e-3).tolist()
+
+
+def test_a_plain_network_knows_no_time() -> None:
+    net = network()
+    assert not net.timed
+    assert [name for name, _ in net.named_parameters() if "modulation" in name or "time" in name] == []
+    assert torch.equal(hidden(net, tokens(2, 5), 0.1), hidden(net, tokens(2, 5), 0.9))
+
+
+def test_a_timed_network_knows_the_time_of_each_position() -> None:
+    net, z = network(**TIMED), tokens(2, 5)
+    assert net.timed
+    names = {name.split(".")[-2] for name, _ in net.named_parameters()}
+    assert "modulation" in names
+    assert all(changed(hidden(net, z, 0.1), hidden(net, z, 0.9)))
+    torch.testing.assert_close(hidden(net, z, torch.full((2, 5), 0.3)), hidden(net, z, 0.3))
+    times = torch.tensor([[0.3], [0.7]])  # rows of a batch do not share their time
+    torch.testing.assert_close(hidden(net, z, times)[1:], hidden(net, z[1:], 0.7))
+
+
+def test_time_is_modulation_and_nothing_else() -> None:
+    # At its start modulation does nothing, gates being one: the same weights without it agree bit for bit.
+    torch.manual_seed(0)
+    timed, plain = replace(SMALL, **TIMED).build(VOCAB), SMALL.build(VOCAB)
+    lacking = plain.load_state_dict(timed.state_dict(), strict=False)
+    assert {name.split(".")[-1] for name in lacking.missing_keys} == {"bias"}  # of norms, which are zero
+    torch.testing.assert_close(hidden(timed, tokens(2, 6)), hidden(plain, tokens(2, 6)))
+
+
+@every_option
+def test_a_causal_network_sees_no_later_token(options: dict[str, Any]) -> None:
+    net, z = network(causal=True, **options), tokens(2, 8)
+    other = z.clone()
+    other[:, 5] = (z[:, 5] + 1) % VOCAB.size
+    assert changed(hidden(net, z), hidden(net, other)) == [False] * 5 + [True] * 3
+
+
+@every_option
+def test_a_bidirectional_network_sees_all_tokens(options: dict[str, Any]) -> None:
+    net, z = network(**options), tokens(2, 8)
+    other = z.clone()
+    other[:, 5] = (z[:, 5] + 1) % VOCAB.size
+    assert changed(hidden(net, z), hidden(net, other)) == [True] * 8
+
+
+@both_directions
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_nobody_looks_at_padding(causal: bool, where: str) -> None:
+    # Padding on the left also moves the text: only distances between positions count.
+    net, text = network(causal=causal), tokens(1, 6)
+    inside = slice(4, 10) if where == "left" else slice(0, 6)
+    z, valid = tokens(2, 10, seed=1), torch.ones(2, 10, dtype=torch.bool)
+    z[0, inside] = text[0]
+    valid[0] = False
+    valid[0, inside] = True
+    padded = hidden(net, z, valid=valid)
+    torch.testing.assert_close(padded[:1, inside], hidden(net, text), atol=1e-5, rtol=0)
+    torch.testing.assert_close(padded[1:], hidden(net, z[1:]), atol=1e-5, rtol=0)
+    assert padded.isfinite().all()  # a loss over all positions must not meet NaN, even times zero
+    if not causal or where == "left":  # without `valid` the padding would have been looked at
+        assert not torch.allclose(hidden(net, z)[:1, inside], padded[:1, inside], atol=1e-3)
+
+
+@both_directions
+def test_a_row_that_is_all_padding_is_finite_and_harms_nobody(causal: bool) -> None:
+    net, z = network(causal=causal), tokens(2, 6)
+    out = hidden(net, z, valid=torch.tensor([[False] * 6, [True] * 6]))
+    assert out.isfinite().all()
+    torch.testing.assert_close(out[1:], hidden(net, z[1:]), atol=1e-5, rtol=0)
+
+
+def test_the_order_of_tokens_matters() -> None:
+    # Without positions a bidirectional network's states would just move along with their tokens.
+    net, z = network(), torch.tensor([[1, 2, 3, 4]])
+    assert not torch.allclose(hidden(net, z).flip(1), hidden(net, z.flip(1)), atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, TIMED, {"qk_norm": True}], ids=["plain", "timed", "qk_norm"])
+@pytest.mark.parametrize("chunks", [(12,), (1,) * 12, (5, 7), (1, 4, 7), (6, 1, 5)], ids=str)
+def test_reading_in_chunks_with_a_cache_is_reading_at_once(
+    chunks: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    net, z = network(causal=True, **options), tokens(2, 12)
+    cache, parts, read = KVCache(), [], 0
+    for size in chunks:
+        parts.append(hidden(net, z[:, read : read + size], cache=cache))
+        read += size
+        assert cache.length == read
+    torch.testing.assert_close(torch.cat(parts, 1), hidden(net, z), atol=1e-5, rtol=0)
+
+
+def test_tying_shares_the_tensor() -> None:
+    tied, free = network(tied=True), network()
+    assert tied.output.weight is tied.embedding.weight
+    assert free.output.weight is not free.embedding.weight
+    assert count(free) - count(tied) == VOCAB.size * SMALL.width
+
+
+def count(net: DiT) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def test_qk_norm_has_parameters_and_bounds_queries() -> None:
+    net, plain = network(qk_norm=True), network()
+    names = {name for name, _ in net.named_parameters()} - {name for name, _ in plain.named_parameters()}
+    assert names == {f"blocks.{i}.attention.{x}_norm.weight" for i in range(SMALL.depth) for x in "qk"}
+    expected = hidden(net, tokens(2, 6))
+    with torch.no_grad():
+        for block in net.blocks:
+            block.attention.qkv.weight[: 2 * SMALL.width] *= 10  # normed away; values are left alone
+    torch.testing.assert_close(hidden(net, tokens(2, 6)), expected, atol=1e-3, rtol=0)
+
+
+@both_directions
+@every_option
+def test_the_first_prediction_is_uniform_unless_tied(options: dict[str, Any], causal: bool) -> None:
+    net = replace(SMALL, causal=causal, **options).build(VOCAB)
+    logits = net.head(hidden(net, tokens(2, 6)))
+    assert logits.shape == (2, 6, VOCAB.size)
+    assert bool((logits == 0).all()) != net.config.tied
+
+
+def test_dropout_acts_in_training_only() -> None:
+    net, z = network(dropout=0.5), tokens(2, 6)
+    assert torch.equal(hidden(net, z), hidden(net, z))
+    assert torch.equal(hidden(net, z), hidden(network(), z))
+    net.train()
+    assert not torch.equal(hidden(net, z), hidden(net, z))
+    still = network(dropout=0.0).train()
+    assert torch.equal(hidden(still, z), hidden(still, z))
+
+
+def test_the_head_answers_at_chosen_rows_as_it_does_everywhere() -> None:
+    net, z = network(), tokens(3, 7)
+    states, rows = hidden(net, z), tokens(3, 7, seed=1) < 4
+    full, chosen = net.head(states), net.head(states[rows])
+    assert chosen.shape == (int(rows.sum()), VOCAB.size)
+    torch.testing.assert_close(chosen, full[rows])
+
+
+@every_option
+def test_every_parameter_learns(options: dict[str, Any]) -> None:
+    net = network(**options)
+    net.head(net.encode(tokens(2, 6), torch.full((2, 1), 0.3))).log_softmax(-1)[..., 0].sum().backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool((parameter.grad != 0).any()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
+@every_option
+def test_other_precisions_say_nearly_the_same(options: dict[str, Any], dtype: torch.dtype) -> None:
+    net, z = network(**options), tokens(2, 32)
+    expected = hidden(net, z)
+    got = hidden(net.to(dtype), z)  # times keep their own precision: bfloat16 would round 0.3 by 0.001
+    assert got.dtype == dtype
+    tolerance = 0.1 * float(expected.abs().max()) if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"width": 30, "heads": 4}, "width 30 must be an even multiple of the 4 heads"),
+        ({"width": 6, "heads": 2}, "width 6 must be an even multiple of the 2 heads"),
+        ({"width": 0}, "width must be at least 1; got 0"),
+        ({"depth": 0}, "depth must be at least 1; got 0"),
+        ({"heads": -1}, "heads must be at least 1; got -1"),
+        ({"length": 0}, "length must be at least 1; got 0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
+        ({"dropout": -0.1}, r"dropout must be in \[0, 1\); got -0.1"),
+        ({"dropout": float("nan")}, r"dropout must be in \[0, 1\); got nan"),
+        ({"rotary_base": 0.0}, "rotary_base.*got 0"),
+    ],
+    ids=str,
+)
+def test_bad_sizes_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DiTConfig(**options)
+
+
+def test_a_time_embedding_of_no_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"width.*got 0"):
+        TimeConditioning(width=0)

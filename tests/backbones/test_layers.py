@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.backbones.layers import KVCache, Rotary, TimeEmbedding, rotate
+
+
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rotated_products_depend_on_the_distance_only() -> None:
+    rotary = Rotary(8, base=100.0)
+    q, k = vectors(1, 8, seed=1), vectors(1, 8, seed=2)
+
+    def product(i: int, j: int) -> float:
+        return float((rotate(q, rotary.angles(i, 1)) * rotate(k, rotary.angles(j, 1))).sum())
+
+    for i, j in ((0, 3), (3, 0), (7, 7)):
+        for shift in (1, 10, 100):
+            assert product(i + shift, j + shift) == pytest.approx(product(i, j), abs=1e-4)
+    assert product(0, 3) != pytest.approx(product(3, 0), abs=1e-2)  # direction counts
+    assert product(0, 3) != pytest.approx(product(0, 4), abs=1e-2)  # and so does distance
+
+
+def test_rotation_keeps_lengths_and_leaves_position_zero_alone() -> None:
+    x = vectors(2, 5, 8)
+    turned = rotate(x, Rotary(8, base=100.0).angles(0, 5))
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(turned[:, 0], x[:, 0])
+    assert not torch.allclose(turned[:, 1], x[:, 1], atol=1e-2)
+
+
+def test_rotation_turns_pairs_by_position_times_frequency() -> None:
+    # Dimensions i and i + d/2 are the plane; for d = 4 and base 100 the frequencies are 1 and 1/10.
+    turned = rotate(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), Rotary(4, base=100.0).angles(3, 1))
+    angle = torch.tensor([3.0, 0.3])
+    torch.testing.assert_close(turned[0], torch.cat([angle.cos(), angle.sin()]))
+
+
+def test_angles_may_start_anywhere() -> None:
+    rotary = Rotary(8, base=10_000.0)
+    for all_at_once, later in zip(rotary.angles(0, 9), rotary.angles(6, 3), strict=True):
+        assert torch.equal(all_at_once[6:], later)
+
+
+def test_rotary_has_nothing_to_save() -> None:
+    assert not Rotary(8, base=100.0).state_dict()
+
+
+def test_angles_stay_exact_in_a_network_of_low_precision() -> None:
+    # bfloat16 has 8 bits: position 1000 times a rounded frequency would be off by radians.
+    exact, low = Rotary(32, base=10_000.0), Rotary(32, base=10_000.0).to(torch.bfloat16)
+    for expected, got in zip(exact.angles(1000, 4), low.angles(1000, 4), strict=True):
+        torch.testing.assert_close(got.float(), expected, atol=0.01, rtol=0)
+
+
+def test_cache_keeps_what_it_is_given_in_order() -> None:
+    cache = KVCache()
+    assert cache.length == 0
+    keys, values = vectors(2, 3, 7, 4, seed=1), vectors(2, 3, 7, 4, seed=2)
+    for part in (slice(0, 4), slice(4, 5), slice(5, 7)):
+        for layer, sign in enumerate((1, -1)):
+            all_keys, all_values = cache.extend(layer, sign * keys[:, :, part], sign * values[:, :, part])
+            assert torch.equal(all_keys, sign * keys[:, :, : part.stop])
+            assert torch.equal(all_values, sign * values[:, :, : part.stop])
+        assert cache.length == part.stop
+    assert len(cache.layers) == 2
+
+
+@pytest.mark.parametrize("places", [1, 6])
+def test_time_embedding_has_one_vector_for_each_time(places: int) -> None:
+    t = torch.rand(3, places, generator=torch.Generator().manual_seed(0))
+    embedded = TimeEmbedding(width=8, scale=1000.0)(t)
+    assert embedded.shape == (3, places, 8)
+    assert len(embedded.flatten(0, 1).unique(dim=0)) == t.numel()
+
+
+def test_time_embedding_sees_the_scaled_time() -> None:
+    torch.manual_seed(0)
+    embedding, t = TimeEmbedding(width=8, scale=50.0), torch.tensor([[0.25], [0.26]])
+    scaled = TimeEmbedding(width=8, scale=1.0)
+    scaled.load_state_dict(embedding.state_dict())
+    torch.testing.assert_close(embedding(t), scaled(50 * t))
+    assert not torch.allclose(embedding(t), scaled(t), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_time_embedding_works_in_the_precision_of_its_weights(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    embedding, t = TimeEmbedding(width=8, scale=1.0), torch.tensor([[0.25], [0.5]])
+    expected = embedding(t)
+    got = embedding.to(dtype)(t)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), expected, atol=0.02, rtol=0)

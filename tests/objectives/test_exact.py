@@ -1,0 +1,182 @@
+"""Bounds against enumeration: the estimator's mean, its relation to -log p, and objectives to each other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oracle import (
+    LINEAR,
+    TEXTS,
+    State,
+    chain,
+    continuous_bound,
+    joint_table,
+    random_orders,
+    random_table,
+    step_bound,
+)
+from unmask.diffusion.schedule import (
+    Cosine,
+    CosineSquared,
+    FromRate,
+    Geometric,
+    Hyperbolic,
+    LinearSigma,
+    LogLinear,
+    Polynomial,
+    Schedule,
+)
+from unmask.diffusion.times import PiecewiseTimes, PowerTimes
+from unmask.objectives import D3PM, MDLM, SEDD
+from unmask.objectives.base import MaskedObjective
+from unmask.types import Batch
+
+SCHEDULES: list[Schedule] = [
+    LINEAR,
+    LogLinear(eps=0.1),  # its ends are far from complete, so prior and reconstruction count
+    Cosine(),
+    CosineSquared(),
+    Geometric(sigma_min=0.05, sigma_max=3.0),
+    LinearSigma(sigma_min=0.01, sigma_max=5.0),
+    Polynomial(power=3),
+    Hyperbolic(speed=2.0),
+    FromRate(lambda t: 4 * t),
+]
+X: State = (2, 0, 1)
+
+
+def estimate(objective: MaskedObjective, table: object, x: State, n: int = 40_000) -> tuple[float, float]:
+    """Mean nats of a sequence over n draws and its standard error, from 16 independent stratified batches."""
+    batch = Batch(torch.tensor([x]).expand(n // 16, -1))
+    means = []
+    for seed in range(16):
+        generator = torch.Generator().manual_seed(seed)
+        nats = objective.token_nll(table, batch, generator)  # type: ignore[arg-type]
+        means.append(float(nats.sum(1).mean()))
+    mean = sum(means) / 16
+    return mean, math.sqrt(sum((m - mean) ** 2 for m in means) / 15 / 16)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("kind", [MDLM, SEDD, D3PM], ids=lambda k: k.__name__)
+def test_the_estimators_mean_is_the_exact_continuous_bound(
+    kind: type[MaskedObjective], schedule: Schedule
+) -> None:
+    objective = kind(schedule=schedule)  # type: ignore[arg-type]
+    if isinstance(objective, D3PM):
+        objective = replace(objective, steps=None, carry_over=True)
+    table = random_table(objective)
+    mean, error = estimate(objective, table, X)
+    assert error < 0.2  # of about 4 nats: enough to notice a lost term
+    assert abs(mean - continuous_bound(table, schedule, X)) < 4 * error
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("steps", [1, 2, 7])
+@pytest.mark.parametrize("zero_masking", [True, False])
+def test_the_estimators_mean_is_the_exact_bound_of_t_steps(
+    steps: int, schedule: Schedule, zero_masking: bool
+) -> None:
+    objective = MDLM(schedule=schedule, steps=steps, zero_masking=zero_masking)
+    table = random_table(objective)
+    mean, error = estimate(objective, table, X, n=16_000)
+    assert abs(mean - step_bound(table, schedule, steps, X)) < 4 * error + 1e-6
+
+
+@pytest.mark.parametrize("times", [PowerTimes(2.0), PowerTimes(0.7), PiecewiseTimes((5.0, 2.0, 1.0, 1.0))])
+def test_proposals_of_times_do_not_move_the_mean(times: PowerTimes | PiecewiseTimes) -> None:
+    objective = MDLM(schedule=LINEAR, times=times)
+    table = random_table(objective)
+    mean, error = estimate(objective, table, X)
+    assert abs(mean - continuous_bound(table, LINEAR, X)) < 4 * error
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("schedule", [LINEAR, LogLinear(eps=0.1), Geometric(0.05, 3.0)], ids=repr)
+@pytest.mark.parametrize("zero_masking", [True, False])
+def test_t_steps_bound_what_the_sampler_with_t_steps_draws(
+    steps: int, schedule: Schedule, zero_masking: bool
+) -> None:
+    table = random_table(MDLM(schedule=schedule, steps=steps, zero_masking=zero_masking))
+    drawn = chain(table, schedule, steps)
+    slack = [step_bound(table, schedule, steps, x) + math.log(drawn[x]) for x in TEXTS]
+    assert min(slack) > -1e-9
+    if steps == 1 and zero_masking:  # a single step writes all tokens at once: the bound is exact
+        assert max(slack) < 1e-9
+    else:
+        assert max(slack) > 1e-3
+
+
+def test_the_continuous_bound_bounds_what_first_hitting_draws() -> None:
+    table = random_table(MDLM(schedule=LINEAR), drift=0)
+    drawn = random_orders(table)
+    slack = [continuous_bound(table, LINEAR, x) + math.log(drawn[x]) for x in TEXTS]
+    assert min(slack) > 0
+    assert max(slack) > 1e-2
+
+
+def test_the_bound_is_exact_for_a_network_that_knows_the_joint_distribution() -> None:
+    """True conditionals multiply to the same p(x) in every order, so nothing is lost."""
+    table, joint = joint_table(MDLM(schedule=LINEAR))
+    for x in TEXTS:
+        assert math.isclose(continuous_bound(table, LINEAR, x), -math.log(joint[x]), rel_tol=1e-6)
+    mean, error = estimate(MDLM(schedule=LINEAR), table, X)
+    assert abs(mean + math.log(joint[X])) < 4 * error
+
+
+def test_the_bound_does_not_depend_on_the_schedule() -> None:
+    table = random_table(MDLM(), drift=0)
+    exact = {s: continuous_bound(table, s, X) for s in SCHEDULES}
+    assert max(exact.values()) - min(exact.values()) < 1e-6
+    for schedule in SCHEDULES:
+        mean, error = estimate(MDLM(schedule=schedule), table, X)
+        assert abs(mean - exact[LINEAR]) < 4 * error
+
+
+def test_more_steps_tighten_the_bound_towards_continuous_time() -> None:
+    table = random_table(MDLM(schedule=LINEAR), drift=0)
+    bounds = [step_bound(table, LINEAR, steps, X) for steps in (8, 64, 512)]
+    limit = continuous_bound(table, LINEAR, X)
+    gaps = [abs(bound - limit) for bound in bounds]
+    assert gaps[0] > 4 * gaps[1] > 16 * gaps[2]
+
+
+def test_zero_masking_is_rao_blackwellised_d3pm() -> None:
+    """SUBS is D3PM with the mask's mass renormalised away: never worse, on any text, at any step."""
+    for seed, x in itertools.product(range(3), TEXTS[::5]):
+        d3pm = random_table(MDLM(schedule=LINEAR, steps=6, zero_masking=False), seed=seed)
+        subs = replace(d3pm, objective=MDLM(schedule=LINEAR, steps=6))
+        assert step_bound(subs, LINEAR, 6, x) < step_bound(d3pm, LINEAR, 6, x)
+
+
+def test_a_normalised_score_costs_sedd_what_it_costs_mdlm() -> None:
+    """Score entropy = SUBS + a price for S != 1: equal where S = 1, dearer elsewhere."""
+    subs = random_table(MDLM(schedule=LINEAR))
+    clean = subs.logits[:, :, :3].log_softmax(-1) + math.log(3)
+    normalised = replace(subs, objective=SEDD(schedule=LINEAR), drift=torch.zeros_like(subs.drift))
+    normalised.logits = torch.cat([clean, subs.logits[:, :, 3:]], -1)
+    twin = replace(normalised, objective=MDLM(schedule=LINEAR))
+    off = replace(normalised, logits=normalised.logits + 0.5)
+    exact = continuous_bound(twin, LINEAR, X)
+    assert math.isclose(continuous_bound(normalised, LINEAR, X), exact, rel_tol=1e-9)
+    # Each of the three tokens is revealed once, and then costs S - 1 - log S with S = e^0.5 too much.
+    assert math.isclose(continuous_bound(off, LINEAR, X), exact + 3 * (math.exp(0.5) - 1.5), rel_tol=1e-9)
+
+
+def test_without_carry_over_copying_is_charged() -> None:
+    """D3PM's reconstruction: with alpha(0) = 1 it is -log x_theta(x | x) at every position."""
+    objective = MDLM(schedule=LINEAR, steps=4, carry_over=False)
+    table = random_table(objective)
+    plain = replace(objective, carry_over=True)
+    batch = Batch(torch.tensor([X]))
+    extra = objective.token_nll(table, batch, torch.Generator().manual_seed(1)) - plain.token_nll(
+        table, batch, torch.Generator().manual_seed(1)
+    )
+    everywhere = torch.ones(1, 3, dtype=torch.bool)
+    log_x = table(batch.tokens, torch.zeros(1, 1, dtype=torch.float64), everywhere)
+    torch.testing.assert_close(extra[0], -log_x.gather(1, batch.tokens.T)[:, 0])

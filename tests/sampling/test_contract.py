@@ -1,0 +1,98 @@
+"""What every sampler promises, on every model it fits: parametrised over the unions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiny
+from unmask import MDLM, Choice
+from unmask.objectives import AnyObjective
+from unmask.sampling import AnySampler, SemiAutoregressive
+from unmask.sampling.canvas import Canvas
+
+PAIRS = [
+    pytest.param(sampler, kind(), id=f"{i}-{type(sampler).__name__}-{kind.__name__}")
+    for i, (sampler, kind) in enumerate(itertools.product(tiny.samplers(), tiny.OBJECTIVES))
+    if tiny.fits(sampler, kind())
+]
+
+canvases = st.integers(1, tiny.LENGTH).flatmap(
+    lambda length: st.lists(
+        st.lists(st.sampled_from([0, 1, 2, 3, 4, 4, 4, 4, 5, 6]), min_size=length, max_size=length),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+def last(sampler: AnySampler, objective: AnyObjective, canvas: Canvas, timed: bool = False) -> torch.Tensor:
+    z = canvas.tokens
+    for z in sampler.run(tiny.denoiser(objective, timed=timed), canvas):  # noqa: B007
+        pass
+    return z
+
+
+@pytest.mark.parametrize(("sampler", "objective"), PAIRS)
+@settings(max_examples=10, deadline=None)
+@given(rows=canvases, seed=st.integers(0, 2**40), timed=st.booleans())
+def test_every_hole_is_filled_and_nothing_else_changes(
+    sampler: AnySampler, objective: AnyObjective, rows: list[list[int]], seed: int, timed: bool
+) -> None:
+    mask = 4
+    tokens = torch.tensor(rows)
+    canvas = Canvas(tokens.clone(), tuple(seed + i for i in range(len(rows))))
+    fixed = tokens != mask
+    result = tokens
+    for result in sampler.run(tiny.denoiser(objective, timed=timed), canvas):
+        assert torch.equal(result[fixed], tokens[fixed])
+    assert not (result == mask).any()
+    assert torch.equal(canvas.tokens, tokens), "the caller's canvas is not written on"
+
+
+@pytest.mark.parametrize(("sampler", "objective"), PAIRS)
+@settings(max_examples=6, deadline=None)
+@given(rows=canvases, seed=st.integers(0, 2**40))
+def test_a_row_is_the_same_alone_and_in_any_batch(
+    sampler: AnySampler, objective: AnyObjective, rows: list[list[int]], seed: int
+) -> None:
+    tokens = torch.tensor(rows)
+    seeds = tuple(seed + 7 * i for i in range(len(rows)))
+    together = last(sampler, objective, Canvas(tokens, seeds))
+    for i in reversed(range(len(rows))):
+        alone = last(sampler, objective, Canvas(tokens[i : i + 1], seeds[i : i + 1]))
+        assert torch.equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize(("sampler", "objective"), PAIRS)
+def test_seeds_decide(sampler: AnySampler, objective: AnyObjective) -> None:
+    blank = torch.full((4, tiny.LENGTH), 4)
+    first = last(sampler, objective, Canvas(blank, (0, 1, 2, 3)))
+    again = last(sampler, objective, Canvas(blank, (0, 1, 2, 3)))
+    other = last(sampler, objective, Canvas(blank, (4, 5, 6, 7)))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len({tuple(row) for row in first.tolist()}) == 4
+
+
+@pytest.mark.parametrize(
+    "sampler", [s for s in tiny.samplers() if tiny.fits(s, MDLM())], ids=lambda s: type(s).__name__
+)
+def test_temperature_zero_leaves_nothing_to_the_token_draw(sampler: AnySampler) -> None:
+    """With top_k = 1 as with temperature 0 the most probable token is written."""
+    if isinstance(sampler, SemiAutoregressive):
+        cold, narrow = (
+            SemiAutoregressive(3, 5, type(sampler.sampler)(choice=choice))
+            for choice in (Choice(temperature=0), Choice(top_k=1))
+        )
+    else:
+        fields = {k: v for k, v in vars(sampler).items() if k != "choice"}
+        cold, narrow = (
+            type(sampler)(**fields, choice=choice) for choice in (Choice(temperature=0), Choice(top_k=1))
+        )
+    canvas = Canvas(torch.full((3, tiny.LENGTH), 4), (0, 1, 2))
+    assert torch.equal(last(cold, MDLM(), canvas), last(narrow, MDLM(), canvas))

@@ -1,0 +1,149 @@
+"""How often the network is called, and how many rows its head answers: counted, not promised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from unmask import D3PM, MDLM, SEDD, Autoregression, Batch
+from unmask.diffusion.noise import uniforms
+from unmask.diffusion.process import Masking
+from unmask.diffusion.schedule import Cosine, LogLinear
+from unmask.diffusion.times import levels
+from unmask.objectives import AnyObjective
+from unmask.sampling import (
+    Ancestral,
+    AnySampler,
+    Autoregressive,
+    Confidence,
+    EntropyBounded,
+    FirstHitting,
+    RandomOrder,
+    SemiAutoregressive,
+    Threshold,
+)
+from unmask.sampling.base import Counted
+from unmask.sampling.canvas import Canvas
+
+MASK = 4
+PARTLY = torch.tensor([[0, 4, 4, 1, 4, 4, 4, 2], [4, 4, 3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 1, 1]])
+
+
+def count(sampler: AnySampler, objective: AnyObjective, tokens: Tensor, length: int = 12) -> Counted:
+    counted = Counted(tiny.denoiser(objective, length=length))
+    for _ in sampler.run(counted, Canvas(tokens, tuple(range(len(tokens))))):
+        pass
+    return counted
+
+
+@pytest.mark.parametrize("sampler", [Ancestral(1000), Ancestral(3), FirstHitting(), RandomOrder(1000)])
+@pytest.mark.parametrize("objective", [MDLM(), MDLM(schedule=Cosine())], ids=["loglinear", "cosine"])
+def test_the_head_sees_each_position_once(sampler: AnySampler, objective: MDLM) -> None:
+    assert count(sampler, objective, PARTLY).head_rows == 7
+    assert count(sampler, objective, torch.full((5, 12), MASK)).head_rows == 60
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Ancestral(1000), RandomOrder(1000), Confidence(steps=1000), FirstHitting(), Threshold(threshold=1.0)],
+    ids=lambda s: type(s).__name__,
+)
+def test_more_steps_than_positions_cost_no_more_calls_than_positions(sampler: AnySampler) -> None:
+    counted = count(sampler, MDLM(), PARTLY)
+    assert counted.calls <= 5  # the longest row has five holes
+    assert counted.sequences <= 5 + 2  # and each row is in no more calls than it has holes
+    assert count(sampler, MDLM(), torch.full((8, 12), MASK)).calls <= 12
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("kind", [Ancestral, RandomOrder])
+def test_no_more_calls_than_steps(kind: type[Ancestral] | type[RandomOrder], steps: int) -> None:
+    assert count(kind(steps), MDLM(), torch.full((8, 12), MASK)).calls <= steps
+    assert count(Confidence(steps=steps), MDLM(), torch.full((8, 12), MASK)).calls == steps
+
+
+def test_a_row_costs_only_the_steps_in_which_it_reveals_something() -> None:
+    """Each row takes part in exactly as many calls as it has different reveal steps."""
+    tokens, steps = torch.full((16, 12), MASK), 20
+    visible = levels(LogLinear(), steps).flip(0)
+    drawn = torch.searchsorted(visible, uniforms(range(16), 12), right=True)
+    own = [len(set(row)) for row in drawn.tolist()]
+    counted = count(Ancestral(steps), MDLM(), tokens)
+    assert counted.sequences == sum(own)
+    assert counted.calls == max(own)
+
+
+def test_rows_of_different_times_share_a_call() -> None:
+    times: list[Tensor] = []
+    model = tiny.denoiser(MDLM())
+
+    class Watched(Counted):
+        def __call__(self, z: Tensor, t: Tensor, rows: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+            times.append(t[:, 0])
+            return super().__call__(z, t, rows, **context)
+
+    for _ in Ancestral(50).run(Watched(model), Canvas(torch.full((6, 12), MASK), tuple(range(6)))):
+        pass
+    assert any(len(set(t.tolist())) > 1 for t in times)
+    grid = torch.cat(times).double() * 50
+    torch.testing.assert_close(grid, grid.round())
+
+
+def test_nothing_to_do_costs_nothing() -> None:
+    full = torch.ones(2, 5, dtype=torch.int64)
+    for sampler in tiny.samplers():
+        if tiny.fits(sampler, MDLM()):
+            assert count(sampler, MDLM(), full).calls == 0, sampler
+    assert count(Autoregressive(), Autoregression(), full).calls == 0
+
+
+@pytest.mark.parametrize("objective", [SEDD(), D3PM()], ids=["sedd", "d3pm"])
+def test_free_models_are_asked_at_every_step_until_they_are_done(objective: AnyObjective) -> None:
+    assert count(Ancestral(7), objective, torch.full((3, 12), MASK)).calls <= 7
+
+
+def test_parallel_decoding_saves_calls_when_the_network_is_sure() -> None:
+    blank = torch.full((2, 12), MASK)
+    assert count(Threshold(threshold=0.0), MDLM(), blank).calls == 1
+    assert count(EntropyBounded(bound=100.0), MDLM(), blank).calls == 1
+    assert count(EntropyBounded(bound=0.0), MDLM(), blank).calls == 12
+
+
+def test_autoregression_reads_each_token_once() -> None:
+    """With the key-value cache, the tokens that pass through the network are those of the text."""
+    read: list[int] = []
+
+    class Watched(Counted):
+        def __call__(self, z: Tensor, t: Tensor, rows: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+            read.append(z.shape[1])
+            return super().__call__(z, t, rows, **context)
+
+    tokens = torch.tensor([[0, 1, 2, 4, 4, 4], [3, 1, 4, 4, 0, 4]])
+    counted = Watched(tiny.denoiser(Autoregression()))
+    for _ in Autoregressive().run(counted, Canvas(tokens, (0, 1))):
+        pass
+    assert read == [3, 1, 1, 1]  # the prompt at once, then token by token
+    assert counted.head_rows == 6
+
+
+def test_semi_autoregressive_writes_each_position_once() -> None:
+    counted = count(SemiAutoregressive(4, 12, Ancestral(6)), MDLM(), torch.full((2, 30), MASK))
+    assert counted.head_rows == 60
+
+
+@pytest.mark.parametrize("objective", [MDLM(), MDLM(steps=10), SEDD()], ids=["mdlm", "steps", "sedd"])
+def test_training_asks_at_masked_rows_only(objective: MDLM | SEDD) -> None:
+    class Watched(Counted):
+        def __call__(self, z: Tensor, t: Tensor, rows: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+            assert torch.equal(rows, z == MASK)
+            return super().__call__(z, t, rows, **context)
+
+    counted = Watched(tiny.denoiser(objective))
+    assert isinstance(counted.process, Masking)
+    x = torch.tensor([[0, 1, 2, 3, 5, 6, 0, 1, 2, 3, 5, 6]]).expand(40, -1)
+    nats = objective.token_nll(counted, Batch(x), torch.Generator().manual_seed(0))
+    assert counted.calls == 1
+    assert counted.head_rows == int((nats != 0).sum())
+    assert 0.35 < counted.head_rows / x.numel() < 0.65  # half of the tokens, on average

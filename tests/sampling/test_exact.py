@@ -1,0 +1,131 @@
+"""Samplers' output distributions against enumeration. Seeds are fixed: a p-value is one number, not luck."""
+
+from __future__ import annotations
+
+import pytest
+
+from oracle import (
+    BLANK,
+    LINEAR,
+    MASK,
+    TEXTS,
+    State,
+    agrees,
+    at,
+    chain,
+    counts,
+    joint_table,
+    random_orders,
+    random_table,
+    step,
+    texts_of,
+)
+from unmask.diffusion.schedule import Cosine, Geometric, Schedule
+from unmask.diffusion.times import levels
+from unmask.objectives import D3PM, MDLM, SEDD
+from unmask.sampling import (
+    Ancestral,
+    AnySampler,
+    Confidence,
+    EntropyBounded,
+    FirstHitting,
+    RandomOrder,
+    Remask,
+)
+from unmask.sampling.confidence import Entropy, Margin
+from unmask.sampling.remask import Cap, Loop, Rescale
+
+PARTLY: State = (MASK, 1, MASK)
+REJECT = 1e-3
+
+
+@pytest.mark.parametrize("canvas", [BLANK, PARTLY], ids=["blank", "infill"])
+@pytest.mark.parametrize(("batch", "n"), [(1, 1000), (64, 6400)])
+@pytest.mark.parametrize(
+    ("schedule", "steps"), [(LINEAR, 1), (LINEAR, 4), (Cosine(), 3), (Geometric(), 5), (LINEAR, 100)]
+)
+def test_ancestral_is_the_enumerated_chain(
+    schedule: Schedule, steps: int, batch: int, n: int, canvas: State
+) -> None:
+    table = random_table(MDLM(schedule=schedule))
+    seen = counts(Ancestral(steps), table, n, batch, canvas)
+    assert agrees(seen, chain(table, schedule, steps, canvas)) > REJECT
+
+
+def test_the_chi_square_would_notice_other_steps() -> None:
+    """The test above can fail: four steps are not eight, and telling the network another time shows."""
+    table = random_table(MDLM(schedule=LINEAR))
+    seen = counts(Ancestral(4), table, 6400, 64)
+    assert agrees(seen, chain(table, LINEAR, 8)) < REJECT
+    assert agrees(seen, chain(random_table(MDLM(schedule=LINEAR), drift=0.5), LINEAR, 4)) < REJECT
+
+
+@pytest.mark.parametrize("objective", [SEDD(schedule=LINEAR), D3PM(schedule=LINEAR)], ids=["sedd", "d3pm"])
+@pytest.mark.parametrize("canvas", [BLANK, PARTLY], ids=["blank", "infill"])
+def test_free_log_x_goes_through_the_same_chain(objective: SEDD | D3PM, canvas: State) -> None:
+    """SEDD's analytic sampler and D3PM: r x_v, and masked with what is left."""
+    table = random_table(objective)
+    seen = counts(Ancestral(4), table, 6400, 64, canvas)
+    assert agrees(seen, chain(table, LINEAR, 4, canvas)) > REJECT
+
+
+@pytest.mark.parametrize("canvas", [BLANK, PARTLY], ids=["blank", "infill"])
+@pytest.mark.parametrize(("batch", "n"), [(1, 1000), (64, 6400)])
+def test_first_hitting_is_the_limit_of_many_steps(batch: int, n: int, canvas: State) -> None:
+    """With a table that drifts with time, so that the times at which it is asked matter too."""
+    table = random_table(MDLM(schedule=LINEAR))
+    limit = chain(table, LINEAR, 400, canvas)
+    assert agrees(counts(FirstHitting(), table, n, batch, canvas), limit) > REJECT
+
+
+def test_without_a_clock_first_hitting_is_a_random_order() -> None:
+    table = random_table(MDLM(schedule=LINEAR), drift=0)
+    exact, limit = random_orders(table), chain(table, LINEAR, 1000)
+    assert max(abs(exact[x] - limit[x]) for x in TEXTS) < 1e-3
+    for sampler in (FirstHitting(), RandomOrder(steps=3), RandomOrder(steps=50)):
+        assert agrees(counts(sampler, table, 6400, 64), exact) > REJECT
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        FirstHitting(),
+        RandomOrder(steps=3),
+        Confidence(steps=3, order=Entropy()),
+        Confidence(steps=3, order=Margin()),
+        EntropyBounded(bound=0),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_one_at_a_time_in_any_order_reproduces_an_oracle(sampler: AnySampler) -> None:
+    """With the true conditionals of a joint distribution, an order chosen before the token is exact."""
+    table, joint = joint_table(MDLM(schedule=LINEAR))
+    assert agrees(counts(sampler, table, 6400, 64), joint) > REJECT
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Remask(steps=4, remasking=Cap(eta=0.3)),
+        Remask(steps=4, remasking=Rescale(eta=0.5)),
+        Remask(steps=8, remasking=Cap(eta=0.4), loop=Loop(on=0.6, off=0.2, visible=0.7)),
+    ],
+    ids=["cap", "rescale", "loop"],
+)
+@pytest.mark.parametrize("canvas", [BLANK, PARTLY], ids=["blank", "infill"])
+def test_remasking_is_the_enumerated_chain(sampler: Remask, canvas: State) -> None:
+    """ReMDM's posterior, with the network told the time of the level it stands at."""
+    table = random_table(MDLM(schedule=LINEAR))
+    visible = levels(LINEAR, sampler.steps).flip(0)
+    if sampler.loop is not None:
+        visible = sampler.loop.levels(sampler.steps)
+    p = at(canvas)
+    for alpha_t, alpha_s in zip(visible.tolist(), visible.tolist()[1:], strict=False):
+        largest = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
+        sigma = 0.0
+        if sampler.loop is None or alpha_s == alpha_t:
+            eta = sampler.remasking.eta
+            sigma = min(eta, largest) if isinstance(sampler.remasking, Cap) else eta * largest
+        appear = (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t)
+        p = step(table, p, 1 - alpha_t, appear, sigma, fixed=canvas)
+    assert agrees(counts(sampler, table, 6400, 64, canvas), texts_of(p)) > REJECT

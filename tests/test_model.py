@@ -1,0 +1,121 @@
+"""The public API as its users call it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tiny
+import unmask
+from unmask import (
+    MDLM,
+    Ancestral,
+    Autoregression,
+    Batch,
+    Choice,
+    DiTConfig,
+    FirstHitting,
+    LanguageModel,
+    Tokenizer,
+)
+
+
+def model(objective: unmask.MDLM | unmask.Autoregression | None = None) -> LanguageModel:
+    objective = objective or MDLM()
+    backbone = DiTConfig(
+        width=32, depth=1, heads=2, length=24, dropout=0.5, causal=isinstance(objective, Autoregression)
+    )
+    torch.manual_seed(0)
+    lm = LanguageModel.new(backbone, objective, Tokenizer.characters("abc "))
+    torch.nn.init.normal_(lm.denoise.backbone.output.weight, std=1.0)  # type: ignore[union-attr, arg-type]
+    return lm
+
+
+def test_sample() -> None:
+    result = model().sample(n=4, length=20, sampler=Ancestral(steps=8), seed=0)
+    assert result.tokens.shape == (4, 20)
+    assert len(result.texts) == 4
+    assert all(len(text) == 20 and set(text) <= set("abc ") for text in result.texts)
+    assert 1 <= result.network_calls <= 8
+    assert result.head_rows == 80
+
+
+def test_a_row_has_the_seed_it_would_have_alone() -> None:
+    """Row i of seed s is row 0 of seed s + i."""
+    lm = model()
+    together = lm.sample(n=3, length=12, seed=5).texts
+    assert together == [lm.sample(n=1, length=12, seed=5 + i).text for i in range(3)]
+
+
+def test_dropout_is_off_in_sampling_and_scoring_and_on_again_afterwards() -> None:
+    lm = model()
+    lm.denoise.train()
+    assert lm.sample(length=12).text == lm.sample(length=12).text
+    assert lm.score("abc").nats == lm.score("abc").nats
+    assert lm.denoise.training
+
+
+def test_prompts_and_infilling_are_the_same_thing() -> None:
+    lm = model()
+    prompted = lm.sample(n=2, length=10, prompt="abc ", sampler=FirstHitting(), seed=1)
+    infilled = lm.infill("abc <mask:6>", n=2, sampler=FirstHitting(), seed=1)
+    assert prompted.texts == infilled.texts
+    assert all(text.startswith("abc ") for text in prompted.texts)
+
+
+def test_infill_keeps_the_text_around_the_holes() -> None:
+    text = model().infill("ab<mask:3>ca<mask>b", seed=3).text
+    assert len(text) == 9
+    assert (text[:2], text[5:7], text[8]) == ("ab", "ca", "b")
+    assert text == model().infill(["ab", 3, "ca", 1, "b"], seed=3).text
+
+
+def test_denoise_answers_at_the_asked_rows_only() -> None:
+    lm = model()
+    lm.denoise.eval()
+    z = torch.tensor([[0, 4, 1, 4], [4, 4, 4, 2]])
+    t = torch.tensor([[0.5], [0.9]])
+    log_x = lm.denoise(z, t, z == 4)
+    assert log_x.shape == (5, 5)
+    picked = lm.denoise(z, t, (torch.tensor([1, 0]), torch.tensor([2, 3])))
+    torch.testing.assert_close(picked, log_x[[4, 1]])
+
+
+def test_a_training_loop_of_ones_own() -> None:
+    """`objective.token_nll` is all it needs, and the loss falls."""
+    lm = model()
+    optimizer = torch.optim.AdamW(lm.denoise.parameters(), lr=1e-2)
+    x = torch.tensor([[0, 1, 2, 3] * 6] * 16)
+    losses = []
+    for step in range(30):
+        loss = lm.objective.token_nll(lm.denoise, Batch(x), torch.Generator().manual_seed(step)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("kind", tiny.OBJECTIVES, ids=lambda k: k.__name__)
+def test_every_objective_has_a_sampler_by_default(kind: type) -> None:
+    denoise = tiny.denoiser(kind())
+    tokens = LanguageModel(denoise).sample(n=2, length=6).tokens
+    assert not (tokens == denoise.vocab.mask).any()
+
+
+def test_temperature_zero_is_one_text() -> None:
+    sampler = Ancestral(steps=1, choice=Choice(temperature=0))
+    assert len(set(model().sample(n=5, length=8, sampler=sampler).texts)) == 1
+
+
+def test_every_public_name_is_there_and_importing_is_cheap() -> None:
+    """`import unmask` alone must not pay for torch."""
+    for name in unmask.__all__:
+        assert getattr(unmask, name) is not None
+    code = "import sys, unmask; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = unmask.nothing
