@@ -106,7 +106,7 @@ BAD: dict[str, tuple[Call, str]] = {
     "fill: id outside": (lambda lm: lm.fill(ids(MASK, 9)), OUTSIDE),
     "fill: negative id": (lambda lm: lm.fill(ids(MASK, -1)), NEGATIVE),
     "fill: float ids": (lambda lm: lm.fill(ids(4.0, 1.0)), FLOATS),
-    "fill: no batch": (lambda lm: lm.fill(ids(MASK, 1)[0]), r"canvas must be \[B, L\]; got shape \[2\]"),
+    "fill: no batch": (lambda lm: lm.fill(ids(MASK, 1)[0]), r"canvas must be \[B, L\].*got shape \[2\]"),
     "fill: no positions": (lambda lm: lm.fill(torch.zeros(2, 0).long()), r"\[2, 0\]"),
     "token_nll: id outside": (lambda lm: nll(lm, ids(0, 9)), OUTSIDE),
     "token_nll: negative id": (lambda lm: nll(lm, ids(0, -1)), NEGATIVE),
@@ -237,16 +237,19 @@ def test_the_same_calls_with_good_input_are_taken(lm: LanguageModel) -> None:
 
 def test_ids_of_int32_are_taken_everywhere_or_nowhere(lm: LanguageModel) -> None:
     z = ids(0, MASK, MASK).int()
-    calls = [lambda: ask(lm, z), lambda: nll(lm, z[:, :1]), lambda: lm.fill(z, FEW)]
-    taken = set()
+    calls: list[Callable[[], object]] = [
+        lambda: ask(lm, z),
+        lambda: nll(lm, z[:, :1]),
+        lambda: lm.fill(z, FEW),
+    ]
+    refusals = []
     for call in calls:
         try:
             call()
-            taken.add(True)
         except ValueError as error:
-            assert "int64" in str(error)
-            taken.add(False)
-    assert len(taken) == 1
+            refusals.append(str(error))
+    assert len(refusals) in (0, len(calls))
+    assert all("int64" in sentence for sentence in refusals)
 
 
 @pytest.mark.parametrize("steps", [0, -3])

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from unmask.backbones.base import Backbone
 from unmask.backbones.dit import DiTConfig
 from unmask.data.tokenizer import Tokenizer
-from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
+from unmask.diffusion.categorical import Choice
+from unmask.diffusion.process import LeftToRight, Masking, Process
 from unmask.evaluation.likelihood import Score, score_ids, total
 from unmask.objectives import AnyObjective
 from unmask.sampling import Ancestral, AnySampler, Autoregressive, UniformAncestral
@@ -163,6 +164,14 @@ class LanguageModel:
         """What the model is trained with."""
         return self.denoise.objective
 
+    def default_sampler(self, steps: int = 128, choice: Choice | None = None) -> AnySampler:
+        """The plain sampler of the model's process."""
+        choice = choice or Choice()
+        if isinstance(self.denoise.process, LeftToRight):
+            return Autoregressive(choice)
+        kind = Ancestral if isinstance(self.denoise.process, Masking) else UniformAncestral
+        return kind(steps, choice)
+
     def sample(
         self,
         n: int = 1,
@@ -203,7 +212,7 @@ class LanguageModel:
         canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
         counted, written = Counted(self.denoise), canvas.tokens
         with self._inference():
-            for z in (sampler or self._default_sampler()).run(counted, canvas):
+            for z in (sampler or self.default_sampler()).run(counted, canvas):
                 written = z
         return Samples(written, counted.calls, counted.head_rows, self.tokenizer)
 
@@ -229,11 +238,6 @@ class LanguageModel:
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: give token ids instead of text")
         return self.tokenizer.encode(text)
-
-    def _default_sampler(self) -> AnySampler:
-        if isinstance(self.denoise.process, Masking):
-            return Ancestral()
-        return UniformAncestral() if isinstance(self.denoise.process, UniformNoise) else Autoregressive()
 
     @property
     def _device(self) -> torch.device:

@@ -48,7 +48,7 @@ SCHEDULES: list[AnySchedule] = [
     LogLinear(eps=0),
     Cosine(eps=0),
     CosineSquared(eps=0),
-    LinearSigma(sigma_min=0),
+    LinearSigma(sigma_min=1e-6, sigma_max=4),
     Polynomial(power=0.5),
 ]
 

@@ -108,5 +108,5 @@ class TimeEmbedding(nn.Module):
         frequency = torch.exp(-math.log(10_000) / half * torch.arange(half, device=t.device))
         angle = (self.scale * t)[..., None] * frequency
         waves = torch.cat([angle.cos(), angle.sin()], dim=-1)
-        out: Tensor = self.mlp(waves.to(self.mlp[0].weight.dtype))
+        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
         return F.silu(out)

@@ -118,64 +118,6 @@ class CosineSquared(Schedule):
 
 
 @dataclass(frozen=True)
-class Geometric(Schedule):
-    """-log alpha = sigma_min^(1-t) sigma_max^t."""
-
-    sigma_min: float = 1e-4
-    sigma_max: float = 20.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sigma_min < self.sigma_max:
-            raise ValueError(
-                f"a geometric schedule needs 0 < sigma_min < sigma_max;"
-                f" got {self.sigma_min} and {self.sigma_max}"
-            )
-
-    def alpha(self, t: Tensor) -> Tensor:
-        return torch.exp(-self.sigma(t))
-
-    def dalpha(self, t: Tensor) -> Tensor:
-        return -self._dsigma(t) * self.alpha(t)
-
-    def weight(self, t: Tensor) -> Tensor:
-        return self._dsigma(t) / torch.expm1(self.sigma(t))
-
-    def sigma(self, t: Tensor) -> Tensor:
-        return self.sigma_min ** (1 - t) * self.sigma_max**t
-
-    def _dsigma(self, t: Tensor) -> Tensor:
-        return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
-
-
-@dataclass(frozen=True)
-class LinearSigma(Schedule):
-    """-log alpha = sigma_min + (sigma_max - sigma_min) t."""
-
-    sigma_min: float = 1e-4
-    sigma_max: float = 20.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sigma_min < self.sigma_max:
-            raise ValueError(
-                f"a schedule linear in sigma needs 0 <= sigma_min < sigma_max;"
-                f" got {self.sigma_min} and {self.sigma_max}"
-            )
-
-    def alpha(self, t: Tensor) -> Tensor:
-        return torch.exp(-self.sigma(t))
-
-    def dalpha(self, t: Tensor) -> Tensor:
-        return (self.sigma_min - self.sigma_max) * self.alpha(t)
-
-    def weight(self, t: Tensor) -> Tensor:
-        sigma = self.sigma(t).clamp(min=SMALLEST)
-        return (self.sigma_max - self.sigma_min) / torch.expm1(sigma)
-
-    def sigma(self, t: Tensor) -> Tensor:
-        return self.sigma_min + (self.sigma_max - self.sigma_min) * t
-
-
-@dataclass(frozen=True)
 class Polynomial(Schedule):
     """alpha = 1 - t^power: above 1, a slow start; below 1, a fast one."""
 
@@ -219,8 +161,65 @@ class Hyperbolic(Schedule):
         return 1 / (t * (1 + math.expm1(self.speed) * t))
 
 
+class RateSchedule(Schedule):
+    """alpha = exp(-sigma), where sigma is the integral of the masking rate."""
+
+    @abstractmethod
+    def sigma(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def rate(self, t: Tensor) -> Tensor:
+        """The derivative of sigma."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.exp(-self.sigma(t))
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return -self.rate(t) * self.alpha(t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        t = t.clamp(min=SMALLEST)
+        return self.rate(t) / torch.expm1(self.sigma(t)).clamp(min=torch.finfo(t.dtype).tiny)
+
+
 @dataclass(frozen=True)
-class FromRate(Schedule):
+class Geometric(RateSchedule):
+    """-log alpha = sigma_min^(1-t) sigma_max^t."""
+
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ValueError(f"{self} needs 0 < sigma_min < sigma_max")
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return self.sigma_min ** (1 - t) * self.sigma_max**t
+
+    def rate(self, t: Tensor) -> Tensor:
+        return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
+
+
+@dataclass(frozen=True)
+class LinearSigma(RateSchedule):
+    """-log alpha = sigma_min + (sigma_max - sigma_min) t."""
+
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sigma_min < self.sigma_max:
+            raise ValueError(f"{self} needs 0 <= sigma_min < sigma_max")
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return self.sigma_min + self.rate(t) * t
+
+    def rate(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, self.sigma_max - self.sigma_min)
+
+
+@dataclass(frozen=True)
+class FromRate(RateSchedule):
     """alpha = exp(-integral of beta from 0 to t), for any masking rate `beta(t) >= 0` written in torch.
 
     Gauss-Legendre quadrature on cells that shrink towards both ends, so a rate that diverges at t = 1
@@ -231,41 +230,32 @@ class FromRate(Schedule):
     cells: int = 256
 
     def __post_init__(self) -> None:
-        rate = self._rate(torch.linspace(0, 1, 1001, dtype=torch.float64))
+        rate = self.rate(torch.linspace(0, 1, 1001, dtype=torch.float64))
         if not bool(torch.isfinite(rate).all()) or bool((rate < 0).any()):
             raise ValueError("the rate beta(t) must be finite and at least 0 everywhere on (0, 1)")
 
-    def alpha(self, t: Tensor) -> Tensor:
-        return torch.exp(-self.sigma(t))
-
-    def dalpha(self, t: Tensor) -> Tensor:
-        return -self._rate(t) * self.alpha(t)
-
-    def weight(self, t: Tensor) -> Tensor:
-        t = t.clamp(min=SMALLEST)
-        return self._rate(t) / torch.expm1(self.sigma(t)).clamp(min=torch.finfo(t.dtype).tiny)
+    def rate(self, t: Tensor) -> Tensor:
+        # At the ends themselves a rate may be infinite; float32 needs a larger step away from 1.
+        margin = max(SMALLEST, torch.finfo(t.dtype).eps)
+        return self.beta(t.clamp(min=margin, max=1 - margin))
 
     def sigma(self, t: Tensor) -> Tensor:
         edges, total = (table.to(t.device) for table in self._table)
         fine = t.double()
         cell = (torch.searchsorted(edges, fine.detach(), right=True) - 1).clamp(0, self.cells - 1)
-        return (total[cell] + self._integrate(edges[cell], fine)).to(t.dtype)
+        return (total[cell] + self._integral(edges[cell], fine)).to(t.dtype)
 
-    def _rate(self, t: Tensor) -> Tensor:
-        # At the ends themselves a rate may be infinite; float32 needs a larger step away from 1.
-        margin = max(SMALLEST, torch.finfo(t.dtype).eps)
-        return self.beta(t.clamp(min=margin, max=1 - margin))
-
-    def _integrate(self, low: Tensor, high: Tensor) -> Tensor:
+    def _integral(self, low: Tensor, high: Tensor) -> Tensor:
         half = (high - low) / 2
-        nodes, weights = (torch.as_tensor(a) for a in np.polynomial.legendre.leggauss(16))
-        at = low[..., None] + half[..., None] * (1 + nodes.to(low.device))
-        return (self.beta(at) * weights.to(low.device)).sum(-1) * half
+        nodes, weights = (torch.as_tensor(a, device=low.device) for a in np.polynomial.legendre.leggauss(16))
+        at = low[..., None] + half[..., None] * (1 + nodes)
+        return (self.beta(at) * weights).sum(-1) * half
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
+        """The cells' edges and the integral up to each."""
         edges = (1 - torch.cos(torch.linspace(0, math.pi, self.cells + 1, dtype=torch.float64))) / 2
-        steps = self._integrate(edges[:-1], edges[1:])
+        steps = self._integral(edges[:-1], edges[1:])
         return edges, torch.cat([torch.zeros(1, dtype=torch.float64), steps.cumsum(0)])
 
 
