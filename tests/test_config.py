@@ -145,6 +145,10 @@ def test_an_unknown_field_says_where_and_what_was_meant() -> None:
             {"kind": "SEDD", "times": {"kind": "PiecewiseTimes", "shares": [1.0, None]}},
             r"config\.times\.shares\[1\] must be float; got None",
         ),
+        (
+            {"kind": "MDLM", "schedule": {"kind": "Cosine", "eps": True}},
+            r"config\.schedule\.eps must be .*True",
+        ),
         (["MDLM"], r"config must be MDLM or .*; got \['MDLM'\]"),
     ],
 )
@@ -159,5 +163,5 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_values_are_checked_as_in_python() -> None:
-    with pytest.raises(ValueError, match=r"^eps, .* must be in \[0, 1\); got 2\.0$"):
+    with pytest.raises(ValueError, match=r"^config: eps, .* must be in \[0, 1\); got 2\.0$"):
         from_json(AnySchedule, {"kind": "LogLinear", "eps": 2.0})

@@ -53,7 +53,7 @@ def _options(kind: Any) -> list[Any]:
 def _part(parts: list[Any], data: dict[str, JSON], where: str) -> Any:
     names = {part.__name__: part for part in parts}
     name = data.get("kind", next(iter(names)) if len(names) == 1 else None)
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ValueError(f"{where} has kind {name!r}; known are {', '.join(names)}{_hint(name, names)}")
     part = names[name]
     hints = get_type_hints(part)
@@ -65,10 +65,14 @@ def _part(parts: list[Any], data: dict[str, JSON], where: str) -> Any:
                 f"{where} has an unknown field {key!r}; {name} has {', '.join(known)}{_hint(key, known)}"
             )
     values = {key: from_json(hints[key], value, f"{where}.{key}") for key, value in given.items()}
+    for field in dataclasses.fields(part):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in given:
+            raise ValueError(f"{where} is incomplete: {name} needs {field.name!r}")
     try:
         return part(**values)
-    except TypeError as error:
-        raise ValueError(f"{where} is incomplete: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _hint(word: Any, known: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Denoiser(nn.Module):
 
     def forward(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
         """log_x [N, V] at the asked rows of z [B, L], at times t [B, 1] or [B, L]."""
-        self._check(z, t)
+        self._check(z, t, rows)
         hidden = self.backbone.encode(z, self._told(t), **context)
         logits = self.backbone.head(hidden[rows])
         return self.objective.read(logits, self._visible_share(z, t, rows), self.vocab)
@@ -99,7 +100,14 @@ class Denoiser(nn.Module):
         alpha = process.schedule.alpha(t).expand(z.shape)[rows]
         return torch.where(z[rows] == self.vocab.mask, alpha, 0)[:, None]
 
-    def _check(self, z: Tokens, t: Times) -> None:
+    def _check(self, z: Tokens, t: Times, rows: Rows) -> None:
+        if z.ndim != 2:
+            raise ValueError(f"tokens must be [B, L]; got shape {list(z.shape)}")
+        if isinstance(rows, Tensor) and (rows.shape != z.shape or rows.dtype != torch.bool):
+            raise ValueError(
+                f"rows must be booleans of the tokens' shape {list(z.shape)};"
+                f" got {rows.dtype} {list(rows.shape)}"
+            )
         self.vocab.check(z)
         if self.max_length is not None and z.shape[1] > self.max_length:
             raise ValueError(
@@ -134,6 +142,11 @@ class Samples:
     def text(self) -> str:
         """The first text."""
         return self.texts[0]
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
 
 
 class LanguageModel:
@@ -198,6 +211,8 @@ class LanguageModel:
         Without a tokenizer, the template is a tensor of ids with the mask id in its holes.
         """
         if isinstance(template, Tensor):
+            if template.numel() != template.shape[-1]:
+                raise ValueError(f"a template is one row of ids; got shape {list(template.shape)}")
             ids = template.flatten().tolist()
             if self.vocab.mask not in ids:
                 raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask} where one is")
@@ -209,6 +224,7 @@ class LanguageModel:
 
     def fill(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Samples:
         """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i."""
+        _check_seed(seed)
         canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
         counted, written = Counted(self.denoise), canvas.tokens
         with self._inference():
@@ -219,6 +235,7 @@ class LanguageModel:
     def score(self, texts: str | Sequence[str | Sequence[int]], *, draws: int = 64, seed: int = 0) -> Score:
         """The bound on -log p of the texts (or id sequences), from `draws` random maskings of each."""
         texts = [texts] if isinstance(texts, str) else texts
+        _check_seed(seed)
         scores = []
         with self._inference():
             for number, text in enumerate(texts):
@@ -234,7 +251,14 @@ class LanguageModel:
 
     def _ids(self, text: str | Sequence[int]) -> list[int]:
         if not isinstance(text, str):
-            return list(text)
+            try:
+                ids = [operator.index(i) for i in text]
+            except TypeError:
+                raise ValueError(f"token ids must be integers in a list; got {text!r}") from None
+            for i in ids:
+                if not 0 <= i < self.vocab.size:
+                    raise ValueError(f"token id {i} is outside the vocabulary 0..{self.vocab.size - 1}")
+            return ids
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: give token ids instead of text")
         return self.tokenizer.encode(text)

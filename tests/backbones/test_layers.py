@@ -54,7 +54,7 @@ def test_angles_stay_exact_in_a_network_of_low_precision() -> None:
     # bfloat16 has 8 bits: position 1000 times a rounded frequency would be off by radians.
     exact, low = Rotary(32, base=10_000.0), Rotary(32, base=10_000.0).to(torch.bfloat16)
     for expected, got in zip(exact.angles(1000, 4), low.angles(1000, 4), strict=True):
-        torch.testing.assert_close(got.float(), expected, atol=0.01, rtol=0)
+        torch.testing.assert_close(got.double(), expected.double(), atol=0.01, rtol=0)
 
 
 def test_cache_keeps_what_it_is_given_in_order() -> None:

@@ -141,6 +141,13 @@ def test_uniform_noise_never_makes_the_mask(vocab: Vocab, alpha: float, uniform:
     assert z != vocab.mask
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.6])
+def test_the_last_uniform_that_makes_noise_makes_the_last_token(alpha: float) -> None:
+    uniform = torch.tensor([[math.nextafter(1 - alpha, 0)]], dtype=torch.float64)
+    z = UniformNoise().corrupt(torch.tensor([[0]]), scalar(alpha), uniform, Vocab(6, 5))
+    assert int(z) == 4
+
+
 @every_process
 @every_mask
 def test_two_steps_of_noise_are_one(process: Masking | UniformNoise, vocab: Vocab) -> None:

@@ -48,7 +48,7 @@ SCHEDULES: list[AnySchedule] = [
     LogLinear(eps=0),
     Cosine(eps=0),
     CosineSquared(eps=0),
-    LinearSigma(sigma_min=1e-6, sigma_max=4),
+    LinearSigma(sigma_min=0),
     Polynomial(power=0.5),
 ]
 
@@ -153,6 +153,12 @@ def test_a_rate_that_changes_at_once_is_integrated() -> None:
     )
 
 
+@pytest.mark.parametrize("make", [Geometric, LinearSigma])
+def test_sigma_runs_between_its_ends(make: Callable[[float, float], AnySchedule]) -> None:
+    ends = make(0.5, 3.0).sigma(torch.tensor([0.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(ends, torch.tensor([0.5, 3.0], dtype=torch.float64))
+
+
 def test_hyperbolic_has_a_fast_start() -> None:
     """One write-up calls its formula a slow start; half of the tokens are gone after t = 1e-4."""
     assert Hyperbolic(speed=10).alpha(torch.tensor(1e-4)) < 0.5
@@ -190,12 +196,13 @@ def test_eps_outside_its_range_is_refused(make: Callable[[float], AnySchedule], 
 def test_sigma_that_does_not_rise_is_refused(
     make: Callable[[float, float], AnySchedule], low: float, high: float
 ) -> None:
-    with pytest.raises(ValueError, match=rf"needs 0 <=? sigma_min < sigma_max; got {low} and {high}$"):
+    with pytest.raises(ValueError, match=r"needs 0 <=? sigma_min < sigma_max") as error:
         make(low, high)
+    assert f"sigma_min={low}, sigma_max={high}" in str(error.value)
 
 
 def test_geometric_needs_a_sigma_min() -> None:
-    with pytest.raises(ValueError, match=r"0 < sigma_min < sigma_max; got 0 and 20$"):
+    with pytest.raises(ValueError, match=r"sigma_min=0, sigma_max=20\) needs 0 < sigma_min < sigma_max$"):
         Geometric(0, 20)
 
 

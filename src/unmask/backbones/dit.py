@@ -24,6 +24,10 @@ class TimeConditioning:
     width: int = 128
     scale: float = 1000.0
 
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"the width of a time embedding must be at least 1; got {self.width}")
+
 
 @dataclass(frozen=True)
 class DiTConfig:
@@ -51,6 +55,8 @@ class DiTConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1); got {self.dropout}")
+        if not self.rotary_base > 0:
+            raise ValueError(f"rotary_base must be above 0; got {self.rotary_base}")
 
     def build(self, vocab: Vocab) -> DiT:
         """A network with fresh weights."""
@@ -106,6 +112,8 @@ class DiT(Backbone):
     def encode(
         self, tokens: Tokens, t: Times, *, valid: Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
+        if cache is not None and (not self.causal or valid is not None):
+            raise ValueError("a key-value cache needs a causal network and rows without padding")
         start = 0 if cache is None else cache.length
         x: Tensor = self.embedding(tokens)
         time = None if self.time is None else self.time(t)

@@ -14,14 +14,15 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int, base: float) -> None:
         super().__init__()
-        exponent = torch.arange(0, head_width, 2, dtype=torch.float32) / head_width
-        self.register_buffer("frequency", base**-exponent, persistent=False)
-        self.frequency: Tensor
+        self.base, self.head_width = base, head_width
+        # Integers, because a network cast to bfloat16 must not round its positions' angles.
+        self.register_buffer("even", torch.arange(0, head_width, 2), persistent=False)
+        self.even: Tensor
 
     def angles(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin [length, head_width] of the positions start, start + 1, ..."""
-        position = torch.arange(start, start + length, device=self.frequency.device)
-        angle = position[:, None] * self.frequency
+        position = torch.arange(start, start + length, device=self.even.device)
+        angle = position[:, None] * self.base ** -(self.even.double() / self.head_width)
         angle = torch.cat([angle, angle], dim=-1)
         return angle.cos(), angle.sin()
 

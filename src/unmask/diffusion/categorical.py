@@ -46,8 +46,8 @@ class Choice:
             return torch.zeros_like(log_x).scatter_(-1, best, 1.0) * mass
         p = (log_x / self.temperature).softmax(-1)
         if self.top_k is not None and self.top_k < p.shape[-1]:
-            kth = p.topk(self.top_k).values[:, -1:]
-            p = p.where(p >= kth, 0)
+            values, where = p.topk(self.top_k)
+            p = torch.zeros_like(p).scatter_(-1, where, values)
         if self.top_p is not None:
             p = _nucleus(p / p.sum(-1, keepdim=True), self.top_p)
         return p / p.sum(-1, keepdim=True) * mass

@@ -21,20 +21,19 @@ def substream(seed: int, stream: int) -> int:
     return (seed % (1 << SEED_BITS)) | (stream << SEED_BITS)
 
 
-def uniforms(seeds: Sequence[int], size: int, draw: int | Sequence[int] = 0) -> Tensor:
-    """float64 [len(seeds), size] in [0, 1): row b depends on `seeds[b]` and `draw` (its own, or one for all).
+def uniforms(seeds: Sequence[int], size: int, draw: int = 0) -> Tensor:
+    """float64 [len(seeds), size] in [0, 1): row b depends on `seeds[b]` and `draw`.
 
     Philox is counter-based: the key is the seed, the counter's top word is the draw.
     """
-    draws = [draw] * len(seeds) if isinstance(draw, int) else list(draw)
     out = np.empty((len(seeds), size))
     bits = np.random.Philox(key=0)
     generator = np.random.Generator(bits)
     state = bits.state  # re-keying one generator is five times cheaper than building one a row
     fresh = int(state["buffer_pos"])
-    for row, (seed, number) in enumerate(zip(seeds, draws, strict=True)):
+    for row, seed in enumerate(seeds):
         state["state"]["key"][:] = (seed % (1 << SEED_BITS), seed >> SEED_BITS)
-        state["state"]["counter"][:] = (0, 0, 0, number)
+        state["state"]["counter"][:] = (0, 0, 0, draw)
         state["buffer_pos"] = fresh
         bits.state = state
         generator.random(out=out[row])

@@ -46,7 +46,7 @@ class Masking:
     @staticmethod
     def reveal(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """P(z_s = x | z_t = mask) = (alpha_s - alpha_t) / (1 - alpha_t)."""
-        return (alpha_s - alpha_t) / (1 - alpha_t)
+        return (alpha_s - alpha_t) / (1 - alpha_t).clamp(min=torch.finfo(alpha_t.dtype).tiny)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Every schedule gives `alpha(t)`, its derivative `dalpha(t)` and `weight(t) = -alpha'/(1 - alpha)`, the
 weight of a masked token's nats. Each is written in a form without cancellation, so float32 is safe at
-both ends; where the weight diverges (t = 0, where nothing is masked) it is evaluated at `SMALLEST`.
+both ends; where the weight diverges (t = 0, where nothing is masked) it is evaluated just beside.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-7
-"""Where a diverging weight (or rate) is evaluated instead of at the end itself."""
+
+def _off_zero(t: Tensor) -> Tensor:
+    """t, but never so small that 1/t overflows."""
+    return t.clamp(min=torch.finfo(t.dtype).tiny ** 0.5)
 
 
 def _check_eps(eps: float) -> None:
@@ -75,7 +77,7 @@ class LogLinear(Schedule):
         return torch.full_like(t, self.eps - 1)
 
     def weight(self, t: Tensor) -> Tensor:
-        return 1 / t.clamp(min=SMALLEST)
+        return 1 / _off_zero(t)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Cosine(Schedule):
         return -(1 - self.eps) * (math.pi / 2) * torch.sin(t * (math.pi / 2))
 
     def weight(self, t: Tensor) -> Tensor:
-        return (math.pi / 2) / torch.tan(t.clamp(min=SMALLEST) * (math.pi / 4))
+        return (math.pi / 2) / torch.tan(_off_zero(t) * (math.pi / 4))
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class CosineSquared(Schedule):
 
     def weight(self, t: Tensor) -> Tensor:
         # The tangent of pi/2 is finite and, in float32, negative.
-        return (math.pi / torch.tan(t.clamp(min=SMALLEST) * (math.pi / 2))).clamp(min=0)
+        return (math.pi / torch.tan(_off_zero(t) * (math.pi / 2))).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,10 @@ class Polynomial(Schedule):
         return 1 - t**self.power
 
     def dalpha(self, t: Tensor) -> Tensor:
-        return -self.power * t.clamp(min=SMALLEST) ** (self.power - 1)
+        return -self.power * _off_zero(t) ** (self.power - 1)
 
     def weight(self, t: Tensor) -> Tensor:
-        return self.power / t.clamp(min=SMALLEST)
+        return self.power / _off_zero(t)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Hyperbolic(Schedule):
         return -math.exp(self.speed) / (1 + math.expm1(self.speed) * t).square()
 
     def weight(self, t: Tensor) -> Tensor:
-        t = t.clamp(min=SMALLEST)
+        t = _off_zero(t)
         return 1 / (t * (1 + math.expm1(self.speed) * t))
 
 
@@ -178,7 +180,7 @@ class RateSchedule(Schedule):
         return -self.rate(t) * self.alpha(t)
 
     def weight(self, t: Tensor) -> Tensor:
-        t = t.clamp(min=SMALLEST)
+        t = _off_zero(t)
         return self.rate(t) / torch.expm1(self.sigma(t)).clamp(min=torch.finfo(t.dtype).tiny)
 
 
@@ -231,12 +233,13 @@ class FromRate(RateSchedule):
 
     def __post_init__(self) -> None:
         rate = self.rate(torch.linspace(0, 1, 1001, dtype=torch.float64))
-        if not bool(torch.isfinite(rate).all()) or bool((rate < 0).any()):
-            raise ValueError("the rate beta(t) must be finite and at least 0 everywhere on (0, 1)")
+        bad = rate[~(rate.isfinite() & (rate >= 0))]
+        if len(bad):
+            raise ValueError(f"the rate beta(t) must be finite and at least 0 on (0, 1); got {float(bad[0])}")
 
     def rate(self, t: Tensor) -> Tensor:
         # At the ends themselves a rate may be infinite; float32 needs a larger step away from 1.
-        margin = max(SMALLEST, torch.finfo(t.dtype).eps)
+        margin = max(1e-7, torch.finfo(t.dtype).eps)
         return self.beta(t.clamp(min=margin, max=1 - margin))
 
     def sigma(self, t: Tensor) -> Tensor:

@@ -47,10 +47,15 @@ def stratified(batch: Batch, offset: float) -> Tensor:
     return ((rows + offset) / batch.global_rows)[:, None]
 
 
+def check_steps(steps: int) -> None:
+    """Refuse a number of steps that is none."""
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be a whole number from 1 on; got {steps}")
+
+
 def levels(schedule: Schedule, steps: int) -> Tensor:
     """The visible share at t = 0, 1/T, ..., 1 with completed ends: float64 [T + 1], from 1 down to 0."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1; got {steps}")
+    check_steps(steps)
     level = schedule.alpha(torch.linspace(0, 1, steps + 1, dtype=torch.float64))
     level[0], level[-1] = 1, 0
     return level
@@ -62,7 +67,7 @@ def step_moment(schedule: Schedule, steps: int, u: Tensor) -> Moment:
     i = (u * steps).long().clamp(max=steps - 1) + 1
     alpha_t, alpha_s = level[i], level[i - 1]
     jump = Masking.reveal(alpha_s, alpha_t)
-    return Moment(t=i / steps, alpha=alpha_t, jump=jump, weight=steps * jump)
+    return Moment(t=i.double() / steps, alpha=alpha_t, jump=jump, weight=steps * jump)
 
 
 def continuous_moment(schedule: Schedule, u: Tensor) -> Moment:

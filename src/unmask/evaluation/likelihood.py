@@ -75,7 +75,9 @@ def score_ids(
     A text longer than the model is cut into windows, which are scored one by one.
     """
     if draws < 2 * REPLICATES:
-        raise ValueError(f"draws must be at least {2 * REPLICATES}, for an error can be told; got {draws}")
+        raise ValueError(
+            f"draws must be at least {2 * REPLICATES}, so that an error can be told; got {draws}"
+        )
     exact = isinstance(objective.process, LeftToRight)
     nats = variance = 0.0
     for number, window in enumerate(_windows(ids, denoise.max_length)):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.diffusion.denoise import Denoise
-from unmask.diffusion.times import Moment, step_moment
+from unmask.diffusion.times import Moment, check_steps, step_moment
 from unmask.objectives.base import MaskedObjective, corrupt, draw_noise, precise, scatter
 from unmask.types import Batch, LogX, Vocab
 
@@ -31,8 +31,8 @@ class MDLM(MaskedObjective):
     carry_over: bool = True
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, or None for continuous time; got {self.steps}")
+        if self.steps is not None:
+            check_steps(self.steps)
 
     @property
     def normalised(self) -> bool:

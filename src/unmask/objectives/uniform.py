@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import UniformNoise, posterior
 from unmask.diffusion.schedule import AnySchedule, LogLinear
-from unmask.diffusion.times import AnyTimes, UniformTimes, levels
+from unmask.diffusion.times import AnyTimes, UniformTimes, check_steps, levels
 from unmask.objectives.base import Objective, at_rows, corrupt, draw_noise, scatter
 from unmask.objectives.mdlm import subs
 from unmask.types import Batch, LogX, Vocab
@@ -30,8 +30,7 @@ class UniformDiffusion(Objective):
     steps: int = 1000
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1; got {self.steps}")
+        check_steps(self.steps)
 
     @property
     def process(self) -> UniformNoise:

@@ -47,7 +47,10 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
             f"{path / CONFIG} has a layout that is not known here;"
             f' known are ours ("format": "{FORMAT}") and MDLM\'s ("model_type": "mdlm")'
         )
-    denoise = model_config.build()
+    try:
+        denoise = model_config.build()
+    except (RuntimeError, MemoryError):
+        raise ValueError(f"{path / CONFIG} asks for a network that does not fit into memory") from None
     _fit(denoise, weights, path)
     tokenizer = Tokenizer.from_file(path / TOKENIZER) if (path / TOKENIZER).exists() else None
     return LanguageModel(denoise.eval(), tokenizer)
@@ -55,10 +58,10 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
 
 def save(model: LanguageModel, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a model folder: all of it or, if anything fails, nothing."""
-    path = Path(folder)
+    path = Path(os.path.realpath(folder))  # a link is followed, not replaced
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already; choose another folder or pass overwrite=True")
-    if path.exists() and not (path / CONFIG).exists():
+    if path.exists() and not _is_model(path):
         raise ValueError(f"{path} exists and is not a model folder; it is left as it is")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -67,13 +70,26 @@ def save(model: LanguageModel, folder: str | os.PathLike[str], *, overwrite: boo
         if path.exists():
             old = fresh.with_name(fresh.name + "-old")
             path.rename(old)
-            fresh.rename(path)
+            try:
+                fresh.rename(path)
+            except BaseException:
+                old.rename(path)
+                raise
             shutil.rmtree(old)
         else:
             fresh.rename(path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return path
+
+
+def _is_model(path: Path) -> bool:
+    """Whether there is a model to replace: many programs have a config.json."""
+    try:
+        config = _read_json(path / CONFIG)
+    except ValueError:
+        return False
+    return config.get("format") == FORMAT or config.get("model_type") == "mdlm"
 
 
 def _write(model: LanguageModel, folder: Path) -> None:
@@ -85,9 +101,10 @@ def _write(model: LanguageModel, folder: Path) -> None:
         (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
     sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
-    for file in folder.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+    for entry in [*folder.iterdir(), folder]:
+        handle = os.open(entry, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
 
 
 def _weights(denoise: Denoiser) -> dict[str, Tensor]:
@@ -136,6 +153,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{file.parent} is incomplete: {file.name} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(data, dict):

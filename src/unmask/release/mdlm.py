@@ -52,18 +52,24 @@ def convert(
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Our config and weights for a published model; the mask is its last id."""
     size, depth, cond = (_integer(config, key, where) for key in ("vocab_size", "n_blocks", "cond_dim"))
-    timed = bool(config.get("time_conditioning", False))
+    timed, dropout = config.get("time_conditioning", False), config.get("dropout", 0.0)
+    if not isinstance(timed, bool):
+        raise ValueError(f"{where}: config.json's 'time_conditioning' must be true or false; got {timed!r}")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
+        raise ValueError(f"{where}: config.json's 'dropout' must be a number; got {dropout!r}")
     backbone = DiTConfig(
         width=_integer(config, "hidden_dim", where),
         depth=depth,
         heads=_integer(config, "n_heads", where),
         length=_integer(config, "model_length", where),
-        dropout=float(config.get("dropout", 0.0)),
+        dropout=float(dropout),
         time=TimeConditioning(width=cond, scale=1.0),
     )
-    ours = _rename(weights, depth, where)
-    objective = MDLM(schedule=LogLinear(eps=1e-3))
     vocab = Vocab(size=size, mask=size - 1)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in backbone.build(vocab).state_dict().items()}
+    ours = _rename(weights, depth, shapes, where)
+    objective = MDLM(schedule=LogLinear(eps=1e-3))
     if timed:
         return ModelConfig(vocab, backbone, objective, tells_sigma=True), ours
     plain = DiTConfig(**{**vars(backbone), "time": None})
@@ -72,11 +78,12 @@ def convert(
 
 def fold(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]:
     """The weights of a plain DiT that computes what the modulated one does when it is told 0."""
-    embedding = TimeEmbedding(cond, scale=1.0)
+    weights = {name: tensor.double() for name, tensor in weights.items()}
+    embedding = TimeEmbedding(cond, scale=1.0).double()
     prefix = "time."
     embedding.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
     with torch.no_grad():
-        constant = embedding(torch.zeros(1, 1))[0, 0]
+        constant = embedding(torch.zeros(1, 1, dtype=torch.float64))[0, 0]
     plain = {k: v for k, v in weights.items() if not k.startswith(prefix) and "modulation" not in k}
 
     def modulation(name: str, parts: int) -> list[Tensor]:
@@ -93,10 +100,12 @@ def fold(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]
     shift, scale = modulation("modulation", 2)
     plain["norm.weight"] = plain["norm.weight"] * (1 + scale)
     plain["norm.bias"] = shift.clone()
-    return plain
+    return {name: tensor.float() for name, tensor in plain.items()}
 
 
-def _rename(weights: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
+def _rename(
+    weights: dict[str, Tensor], depth: int, shapes: dict[str, torch.Size], where: str
+) -> dict[str, Tensor]:
     names = dict(WHOLE)
     for i in range(depth):
         names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
@@ -106,6 +115,12 @@ def _rename(weights: dict[str, Tensor], depth: int, where: str) -> dict[str, Ten
     if missing or unknown:
         what = f"lack {sorted(missing)[0]}" if missing else f"have the unknown tensor {sorted(unknown)[0]}"
         raise ValueError(f"the weights in {where} {what}: they are incomplete or not an MDLM's")
+    for theirs, ours in names.items():
+        if stripped[theirs].shape != shapes[ours]:
+            raise ValueError(
+                f"the weights in {where}: {theirs} has shape {list(stripped[theirs].shape)}"
+                f" where config.json asks for {list(shapes[ours])}"
+            )
     return {ours: stripped[theirs] for theirs, ours in names.items()}
 
 

@@ -18,8 +18,15 @@ from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import Masking
-from unmask.diffusion.times import levels
-from unmask.sampling.base import check_steps, choose, remaining_time, row_uniforms, spread, start
+from unmask.diffusion.times import check_steps, levels
+from unmask.sampling.base import (
+    choose,
+    remaining_time,
+    reversed_process,
+    row_uniforms,
+    spread,
+    start,
+)
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -39,9 +46,9 @@ class Ancestral:
         check_steps(self.steps)
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
+        schedule = reversed_process(denoise, Masking).schedule
         z = start(denoise, canvas)
-        assert isinstance(denoise.process, Masking)
-        visible = levels(denoise.process.schedule, self.steps).flip(0)  # from 0 at t = 1 up to 1 at t = 0
+        visible = levels(schedule, self.steps).flip(0)  # from 0 at t = 1 up to 1 at t = 0
         if not denoise.normalised:
             yield from self._every_step(denoise, z, canvas.seeds, visible)
             return
@@ -74,15 +81,15 @@ class FirstHitting:
     choice: Choice = Choice()
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
-        z = start(denoise, canvas)
+        schedule = reversed_process(denoise, Masking).schedule
         if not denoise.normalised:
             raise ValueError(
                 "first-hitting needs a model whose probabilities sum to one (MDLM);"
                 " sample D3PM and SEDD with Ancestral"
             )
-        assert isinstance(denoise.process, Masking)
+        z = start(denoise, canvas)
         level = uniforms(canvas.seeds, z.shape[1])
-        time = denoise.process.schedule.inverse(level)
+        time = schedule.inverse(level)
         order = rank(level.masked_fill((z != denoise.vocab.mask).cpu(), torch.inf))
         yield from reveal(denoise, z, canvas.seeds, order.to(z.device), time.to(z.device), self.choice)
 

@@ -13,7 +13,7 @@ from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import LeftToRight
 from unmask.objectives.ar import delayed
-from unmask.sampling.base import choose, start
+from unmask.sampling.base import choose, reversed_process, start
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -26,7 +26,8 @@ class Autoregressive:
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each token."""
-        z = start(denoise, canvas, LeftToRight)
+        reversed_process(denoise, LeftToRight)
+        z = start(denoise, canvas)
         hidden = z == denoise.vocab.mask
         uniform = uniforms(canvas.seeds, z.shape[1], draw=1).to(z.device)
         t = torch.zeros(len(z), 1, device=z.device)

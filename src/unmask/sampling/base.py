@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from unmask.diffusion.categorical import Choice, draw
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
-from unmask.diffusion.process import Masking, Process
+from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
 from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, Rows, Times, Tokens, Vocab
 
@@ -24,13 +24,23 @@ class Sampler(Protocol):
         ...
 
 
-def start(denoise: Denoise, canvas: Canvas, reverses: type[Any] = Masking) -> Tokens:
-    """A copy of the canvas to write on, once it is known to fit the model and the sampler."""
-    if not isinstance(denoise.process, reverses):
+P = TypeVar("P", bound=Process)
+_FITTING = {Masking: "Ancestral", UniformNoise: "UniformAncestral", LeftToRight: "Autoregressive"}
+
+
+def reversed_process(denoise: Denoise, kind: type[P]) -> P:
+    """The model's process, which must be of the `kind` that the sampler reverses."""
+    process = denoise.process
+    if not isinstance(process, kind):
         raise ValueError(
-            f"this sampler restores text that {reverses.__name__} destroyed,"
-            f" and the model was trained on {type(denoise.process).__name__}"
+            f"this sampler reverses {kind.__name__}, and the model was trained on"
+            f" {type(process).__name__}, which is sampled with {_FITTING[type(process)]}"
         )
+    return process
+
+
+def start(denoise: Denoise, canvas: Canvas) -> Tokens:
+    """A copy of the canvas to write on, once it is known to fit the model."""
     length = canvas.tokens.shape[1]
     if denoise.max_length is not None and length > denoise.max_length:
         raise ValueError(
@@ -38,13 +48,7 @@ def start(denoise: Denoise, canvas: Canvas, reverses: type[Any] = Masking) -> To
             " SemiAutoregressive writes longer texts"
         )
     denoise.vocab.check(canvas.tokens)
-    return canvas.tokens.clone()
-
-
-def check_steps(steps: int) -> None:
-    """Refuse a number of steps that is none."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1; got {steps}")
+    return canvas.tokens.long().clone()
 
 
 def spread(counts: Tensor, steps: int) -> Tensor:
@@ -55,15 +59,13 @@ def spread(counts: Tensor, steps: int) -> Tensor:
 
 def remaining_time(denoise: Denoise, masked: Tensor, at_start: Tensor) -> Times:
     """The t at which, of `at_start` holes, `masked` are expected to be still open."""
-    process = denoise.process
-    assert isinstance(process, Masking)
-    return process.schedule.inverse(1 - masked.double() / at_start)
+    schedule = reversed_process(denoise, Masking).schedule
+    return schedule.inverse(1 - masked.double() / at_start)
 
 
-def row_uniforms(seeds: Sequence[int], chosen: Tensor, draw_number: Tensor | int, rows: Tensor) -> Tensor:
-    """A uniform [N] for each of the `rows` [b, L] of the `chosen` [b] sequences: each has its own noise."""
-    own = [seeds[b] for b in chosen.tolist()]
-    number = draw_number if isinstance(draw_number, int) else [int(d) for d in draw_number.tolist()]
+def row_uniforms(seeds: Sequence[int], active: Tensor, number: int, rows: Tensor) -> Tensor:
+    """A uniform [N] for each of the `rows` [b, L] of the `active` [b] sequences, from their draw `number`."""
+    own = [seeds[b] for b in active.tolist()]
     return uniforms(own, rows.shape[1], number).to(rows.device)[rows]
 
 

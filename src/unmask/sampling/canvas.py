@@ -12,6 +12,7 @@ import torch
 from unmask.types import Tokens
 
 HOLE = re.compile(r"<mask(?::(\d+))?>")
+LONGEST_HOLE = 1_000_000
 
 Template: TypeAlias = str | Sequence[str | int]
 """Text with `<mask:12>` for twelve hidden tokens (`<mask>` for one), or a list of texts and hole lengths."""
@@ -25,8 +26,8 @@ class Canvas:
     seeds: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.tokens.ndim != 2:
-            raise ValueError(f"a canvas must be [B, L]; got shape {list(self.tokens.shape)}")
+        if self.tokens.ndim != 2 or self.tokens.shape[1] < 1:
+            raise ValueError(f"a canvas must be [B, L] with L >= 1; got shape {list(self.tokens.shape)}")
         if len(self.seeds) != len(self.tokens):
             raise ValueError(
                 f"a canvas of {len(self.tokens)} rows needs as many seeds; got {len(self.seeds)}"
@@ -50,8 +51,11 @@ def segments(template: Template) -> list[str | int]:
         raise ValueError(
             f"the template {_shown(template)} has no hole; mark one as <mask:12> (12 tokens) or <mask>"
         )
-    if min(lengths) < 1:
-        raise ValueError(f"a hole in {_shown(template)} has length {min(lengths)}; it needs at least 1 token")
+    for length in lengths:
+        if not 1 <= length <= LONGEST_HOLE:
+            raise ValueError(
+                f"a hole must have 1 to {LONGEST_HOLE} tokens; {_shown(template)} has one of {length}"
+            )
     return pieces
 
 

@@ -12,8 +12,17 @@ from torch import Tensor
 
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.process import Masking
+from unmask.diffusion.times import check_steps
 from unmask.sampling.ancestral import rank, write
-from unmask.sampling.base import check_steps, choose, remaining_time, row_uniforms, spread, start
+from unmask.sampling.base import (
+    choose,
+    remaining_time,
+    reversed_process,
+    row_uniforms,
+    spread,
+    start,
+)
 from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, Tokens
 
@@ -54,6 +63,19 @@ def entropy(log_x: LogX) -> Tensor:
     return -(log_x.exp() * log_x.clamp(min=torch.finfo(log_x.dtype).min)).sum(-1)
 
 
+def order_of_sureness(score: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
+    """[b, L]: each position's place, the surest first.
+
+    Scores are equal where nothing is visible yet, but for rounding, which depends on the batch. So they
+    are compared to 14 bits, and the row's own noise [N] decides between equals.
+    """
+    mantissa, exponent = torch.frexp(score[rows].double())
+    coarse = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
+    key = torch.full(score.shape, torch.inf, dtype=torch.float64, device=score.device)
+    key[rows] = -coarse * (1 + 1e-5 * noise)
+    return rank(key)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByConfidence(ABC):
     """Draw a token for every hole, keep those that `kept` names, at least one a row, and repeat."""
@@ -65,11 +87,13 @@ class ByConfidence(ABC):
         """[N]: the larger, the surer."""
 
     @abstractmethod
-    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
-        """Which holes to fill, from scores [b, L] (-inf where no hole is) and the holes at first [b]."""
+    def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
+        """Which holes to fill [b, L]: from scores (-inf where no hole is), each position's place in the
+        order of sureness (0 is the surest), and the holes at first [b]."""
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step."""
+        reversed_process(denoise, Masking)
         z = start(denoise, canvas)
         mask = denoise.vocab.mask
         holes = (z == mask).sum(1)
@@ -79,10 +103,11 @@ class ByConfidence(ABC):
             t = remaining_time(denoise, rows.sum(1, keepdim=True), holes[active, None])
             log_x = denoise(z[active], t, rows)
             log_x = log_x - log_x.logsumexp(-1, keepdim=True)
-            token = choose(self.choice, log_x, row_uniforms(canvas.seeds, active, step, rows), mask)
+            token = choose(self.choice, log_x, row_uniforms(canvas.seeds, active, 2 * step, rows), mask)
             score = log_x.new_full(rows.shape, -torch.inf)
             score[rows] = self.score(log_x, token)
-            keep = self.kept(score, holes[active], step) & rows
+            place = order_of_sureness(score, rows, row_uniforms(canvas.seeds, active, 2 * step + 1, rows))
+            keep = self.kept(score, place, holes[active], step) & rows
             z = write(z, active, keep, token[keep[rows]])
             step += 1
             yield z
@@ -101,8 +126,8 @@ class Confidence(ByConfidence):
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
         return self.order.score(log_x, token)
 
-    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
-        return rank(-score) < spread(holes.cpu(), self.steps)[:, step, None].to(score.device)
+    def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
+        return place < spread(holes.cpu(), self.steps)[:, step, None].to(score.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +143,8 @@ class Threshold(ByConfidence):
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
         return Probability().score(log_x, token)
 
-    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
-        return (score >= self.threshold) | (rank(-score) == 0)
+    def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
+        return (score >= self.threshold) | (place == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +163,9 @@ class EntropyBounded(ByConfidence):
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
         return -entropy(log_x)
 
-    def kept(self, score: Tensor, holes: Tensor, step: int) -> Tensor:
-        nats, where = (-score).sort(dim=1, stable=True)
-        before = nats.cumsum(1) - nats  # sorted upwards, the largest of the first k is the k-th itself
-        within = before <= self.bound
+    def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
+        where = place.argsort(1)
+        nats = (-score).gather(1, where)
+        within = nats.cumsum(1) - nats.cummax(1).values <= self.bound
         within[:, 0] = True
         return torch.zeros_like(within).scatter(1, where, within)

@@ -18,9 +18,9 @@ from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import Masking
-from unmask.diffusion.times import levels
+from unmask.diffusion.times import check_steps, levels
 from unmask.sampling.ancestral import write
-from unmask.sampling.base import check_steps, choose, start
+from unmask.sampling.base import choose, reversed_process, start
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -112,9 +112,8 @@ class Remask:
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step."""
+        schedule, mask = reversed_process(denoise, Masking).schedule, denoise.vocab.mask
         z = start(denoise, canvas)
-        assert isinstance(denoise.process, Masking)
-        schedule, mask = denoise.process.schedule, denoise.vocab.mask
         fixed = z != mask
         visible = levels(schedule, self.steps).flip(0) if self.loop is None else self.loop.levels(self.steps)
         times = schedule.inverse(visible)

@@ -39,7 +39,7 @@ class SemiAutoregressive:
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step of each window."""
         denoise.vocab.check(canvas.tokens)
-        z, length = canvas.tokens.clone(), canvas.tokens.shape[1]
+        z, length = canvas.tokens.long().clone(), canvas.tokens.shape[1]
         window = self.window or denoise.max_length or length
         if window < length and window <= self.stride:
             raise ValueError(

@@ -12,8 +12,8 @@ from unmask.diffusion.categorical import Choice, draw
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import UniformNoise, posterior
-from unmask.diffusion.times import levels
-from unmask.sampling.base import check_steps, row_uniforms, start
+from unmask.diffusion.times import check_steps, levels
+from unmask.sampling.base import reversed_process, row_uniforms, start
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -30,9 +30,8 @@ class UniformAncestral:
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step."""
-        z = start(denoise, canvas, UniformNoise)
-        process, vocab = denoise.process, denoise.vocab
-        assert isinstance(process, UniformNoise)
+        process, vocab = reversed_process(denoise, UniformNoise), denoise.vocab
+        z = start(denoise, canvas)
         rows = z == vocab.mask
         if not bool(rows.any()):
             return
