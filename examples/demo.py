@@ -15,20 +15,32 @@ import math
 import time
 from pathlib import Path
 
+import tokenizers
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 import unmask
 
-LENGTH, BATCH = 64, 32
+LENGTH, BATCH, RATE = 16, 32, 3e-3
 
 
 def zen() -> str:
     """The text that `import this` prints."""
     with contextlib.redirect_stdout(io.StringIO()):
         return codecs.decode(importlib.import_module("this").s, "rot13")
+
+
+def words(text: str) -> unmask.Tokenizer:
+    """One token a word or punctuation mark; any `tokenizers.Tokenizer` would do."""
+    split = pre_tokenizers.Split(tokenizers.Regex(r"[\w']+|[^\w\s]+"), "removed", invert=True)
+    vocabulary = sorted({word for word, _ in split.pre_tokenize_str(text)})
+    inner = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=""))
+    inner.pre_tokenizer = split
+    inner.decoder = decoders.WordPiece(cleanup=True)  # no space before a full stop
+    return unmask.Tokenizer(inner)
 
 
 def windows(ids: Tensor, step: int) -> Tensor:
@@ -40,7 +52,7 @@ def windows(ids: Tensor, step: int) -> Tensor:
 
 def train(lm: unmask.LanguageModel, ids: Tensor, seconds: float, console: Console) -> None:
     """Warm up, then decay to zero by the clock."""
-    optimizer = torch.optim.AdamW(lm.denoise.parameters(), lr=2e-3, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(lm.denoise.parameters(), lr=RATE, betas=(0.9, 0.98))
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     lm.denoise.train()
     started, mean, step = time.monotonic(), math.log(lm.vocab.size), 0
@@ -48,7 +60,7 @@ def train(lm: unmask.LanguageModel, ids: Tensor, seconds: float, console: Consol
         bar = progress.add_task("", total=1.0)
         while (done := (time.monotonic() - started) / seconds) < 1:
             for group in optimizer.param_groups:
-                group["lr"] = 2e-3 * min(1.0, step / 50, 2 * (1 - done))
+                group["lr"] = RATE * min(1.0, step / 50, 2 * (1 - done))
             batch = unmask.Batch(windows(ids, step))
             generator = torch.Generator().manual_seed(step)
             loss = lm.objective.token_nll(lm.denoise, batch, generator).mean()
@@ -57,7 +69,7 @@ def train(lm: unmask.LanguageModel, ids: Tensor, seconds: float, console: Consol
             torch.nn.utils.clip_grad_norm_(lm.denoise.parameters(), 1.0)
             optimizer.step()
             mean, step = 0.97 * mean + 0.03 * loss.item(), step + 1
-            progress.update(bar, completed=done, description=f"step {step}, {mean:.2f} nats per character")
+            progress.update(bar, completed=done, description=f"step {step}, {mean:.2f} nats per word")
         progress.update(bar, completed=1.0)
 
 
@@ -71,31 +83,36 @@ def main() -> None:
 
     torch.manual_seed(0)
     text = zen()
-    tokenizer = unmask.Tokenizer.characters(text)
-    backbone = unmask.DiTConfig(width=128, depth=4, heads=4, length=LENGTH, dropout=0.0)
+    tokenizer = words(text)
+    ids = torch.tensor(tokenizer.encode(text))
+    backbone = unmask.DiTConfig(width=192, depth=2, heads=6, length=LENGTH, dropout=0.0)
     lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), tokenizer)
     size = sum(p.numel() for p in lm.denoise.parameters())
-    console.print(f"The Zen of Python: {len(text)} characters; a DiT of {size / 1e6:.1f}M parameters.")
-    train(lm, torch.tensor(tokenizer.encode(text)), options.seconds, console)
+    console.print(
+        f"The Zen of Python: {len(ids)} words and marks, {tokenizer.size} different;"
+        f" a DiT of {size / 1e6:.1f}M parameters."
+    )
+    train(lm, ids, options.seconds, console)
 
-    order, shuffled = "Flat is better than nested.", "nested Flat than is better."
+    order, shuffled = "Flat is better than nested.", "nested than better is Flat."
     for line in (order, shuffled):
         score = lm.score(line, draws=256)
-        console.print(f"{score.nats_per_token:.2f} ± {score.standard_error:.2f} nats per character: {line}")
+        console.print(f"{score.nats_per_token:.2f} ± {score.standard_error:.2f} nats per word: {line}")
     console.rule("four samples")
     samples = lm.sample(n=4, sampler=unmask.Ancestral(steps=LENGTH))
     for sample in samples.texts:
-        console.print(repr(sample))
+        console.print(sample)
     console.rule("three templates, filled")
     for template in (
-        "Beautiful is better than <mask:4>.",
-        "<mask:8> is better than implicit.",
-        "If the implementation is <mask:4> to explain, it's a <mask:3> idea.",
+        "Beautiful is better than <mask>.",
+        "<mask> is better than implicit.",
+        "There should be <mask:5> one -- obvious way to do it.",
     ):
         console.print(f"{template}\n  -> {lm.infill(template).text}")
     console.rule()
     unmask.save(lm, options.out, overwrite=True)
-    console.print(f'Saved in {options.out}. Try: .venv/bin/unmask infill {options.out} "Now is better than <mask:6>"')
+    console.print(f"Saved in {options.out}. Now try:", soft_wrap=True)
+    console.print(f'  .venv/bin/unmask infill {options.out} "Flat is <mask:2> nested."', soft_wrap=True)
 
 
 if __name__ == "__main__":

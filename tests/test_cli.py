@@ -103,6 +103,6 @@ def test_help_does_not_wait_for_torch() -> None:
     """The installed command itself, and no torch on the way to its help."""
     command = Path(sys.executable).with_name("unmask")
     shown = subprocess.run([command, "infill", "--help"], capture_output=True, text=True, check=True)
-    assert 'unmask infill runs/demo "Beautiful is better than <mask:4>."' in shown.stdout
+    assert 'unmask infill runs/demo "Flat is <mask:2> nested."' in shown.stdout
     code = "import sys, unmask.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

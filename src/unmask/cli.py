@@ -57,7 +57,7 @@ def sample(
 ) -> None:
     """Write texts from nothing, or from a prompt.
 
-    Example: unmask sample runs/demo --n 4 --length 64 --steps 32
+    Example: unmask sample runs/demo --n 4 --length 16 --steps 16
 
     Args:
         model: A model folder, of ours or in the published MDLM layout.
@@ -77,7 +77,7 @@ def infill(
 ) -> None:
     """Fill the holes of a text.
 
-    Example: unmask infill runs/demo "Beautiful is better than <mask:4>."
+    Example: unmask infill runs/demo "Flat is <mask:2> nested."
 
     Args:
         model: A model folder, of ours or in the published MDLM layout.
@@ -90,7 +90,7 @@ def infill(
 def score(model: Model, texts: Texts, draws: int = 64, seed: int = 0, as_json: Json = False) -> None:
     """Say how many nats a model needs for texts, with the standard error.
 
-    Example: unmask score runs/demo "Flat is better than nested." "nested Flat than is better."
+    Example: unmask score runs/demo "Flat is better than nested." "nested than better is Flat."
 
     Args:
         model: A model folder, of ours or in the published MDLM layout.

@@ -44,7 +44,7 @@ class Choice:
         if self.temperature == 0:
             best = log_x.argmax(-1, keepdim=True)
             return torch.zeros_like(log_x).scatter_(-1, best, 1.0) * mass
-        p = (log_x / self.temperature).softmax(-1)
+        p = ((log_x - log_x.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_k is not None and self.top_k < p.shape[-1]:
             values, where = p.topk(self.top_k)
             p = torch.zeros_like(p).scatter_(-1, where, values)

@@ -149,8 +149,8 @@ class Hyperbolic(Schedule):
     speed: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.speed > 0:
-            raise ValueError(f"a hyperbolic schedule needs speed > 0; got {self.speed}")
+        if not 0 < self.speed <= 40:
+            raise ValueError(f"a hyperbolic schedule needs a speed above 0 and up to 40; got {self.speed}")
 
     def alpha(self, t: Tensor) -> Tensor:
         return (1 - t) / (1 + math.expm1(self.speed) * t)
@@ -192,7 +192,7 @@ class Geometric(RateSchedule):
     sigma_max: float = 20.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.sigma_min < self.sigma_max:
+        if not 0 < self.sigma_min < self.sigma_max < math.inf:
             raise ValueError(f"{self} needs 0 < sigma_min < sigma_max")
 
     def sigma(self, t: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class LinearSigma(RateSchedule):
     sigma_max: float = 20.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sigma_min < self.sigma_max:
+        if not 0 <= self.sigma_min < self.sigma_max < math.inf:
             raise ValueError(f"{self} needs 0 <= sigma_min < sigma_max")
 
     def sigma(self, t: Tensor) -> Tensor:
@@ -252,6 +252,7 @@ class FromRate(RateSchedule):
         half = (high - low) / 2
         nodes, weights = (torch.as_tensor(a, device=low.device) for a in np.polynomial.legendre.leggauss(16))
         at = low[..., None] + half[..., None] * (1 + nodes)
+        at = at.clamp(min=torch.finfo(at.dtype).tiny)  # a cell without width may lie where beta is infinite
         return (self.beta(at) * weights).sum(-1) * half
 
     @cached_property

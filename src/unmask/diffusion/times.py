@@ -14,6 +14,7 @@ For a schedule that ends at 0 and 1 both terms vanish and this is the textbook's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -103,7 +104,7 @@ class PowerTimes:
     power: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.power > 0:
+        if not 0 < self.power < math.inf:
             raise ValueError(f"times need a power > 0; got {self.power}")
 
     def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +119,7 @@ class PiecewiseTimes:
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.shares or not all(share > 0 for share in self.shares):
+        if not self.shares or not all(0 < share < math.inf for share in self.shares):
             raise ValueError(f"every cell of a histogram of times needs a share > 0; got {self.shares}")
 
     def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,6 +101,7 @@ def _write(model: LanguageModel, folder: Path) -> None:
         (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
     sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes for the owner only
     for entry in [*folder.iterdir(), folder]:
         handle = os.open(entry, os.O_RDONLY)
         os.fsync(handle)
