@@ -129,3 +129,19 @@ def test_remasking_is_the_enumerated_chain(sampler: Remask, canvas: State) -> No
         appear = (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t)
         p = step(table, p, 1 - alpha_t, appear, sigma, fixed=canvas)
     assert agrees(counts(sampler, table, 6400, 64, canvas), texts_of(p)) > REJECT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("schedule", [LINEAR, Cosine(), Geometric()], ids=lambda s: type(s).__name__)
+def test_the_chains_at_length(schedule: Schedule, seed: int) -> None:
+    """The same proofs with a quarter of a million texts each: deviations of a part in a thousand show."""
+    table = random_table(MDLM(schedule=schedule), seed=seed)
+    for sampler, exact in (
+        (Ancestral(3), chain(table, schedule, 3)),
+        (Ancestral(50), chain(table, schedule, 50)),
+        (Remask(1), chain(table, schedule, 1)),
+    ):
+        assert agrees(counts(sampler, table, 250_000, 5_000), exact) > REJECT
+    timeless = random_table(MDLM(schedule=schedule), seed=seed, drift=0)
+    assert agrees(counts(FirstHitting(), timeless, 250_000, 5_000), random_orders(timeless)) > REJECT
