@@ -52,6 +52,10 @@ class Table:
     def normalised(self) -> bool:
         return self.objective.normalised
 
+    @property
+    def timeless(self) -> bool:
+        return bool((self.drift == 0).all()) and not self.objective.reads_alpha
+
     def __call__(self, z: Tensor, t: Tensor, rows: Any, **context: Any) -> Tensor:
         assert t.shape == (len(z), 1)
         number = (z * torch.tensor([16, 4, 1])).sum(1)

@@ -23,7 +23,10 @@ def to_json(value: Any) -> JSON:
         return [to_json(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{value!r} cannot be written to a config file; only plain values and named parts can")
+    raise ValueError(
+        f"{value!r} cannot be written to a config file, so what holds it (a FromRate schedule?)"
+        " cannot be saved"
+    )
 
 
 def from_json(kind: Any, data: JSON, where: str = "config") -> Any:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,12 @@ class ModelConfig:
     backbone: DiTConfig
     objective: AnyObjective
     tells_sigma: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.objective, get_args(AnyObjective)):
+            raise ValueError(
+                f"the objective must be one of unmask's, as in unmask.MDLM(); got {self.objective!r}"
+            )
 
     def build(self) -> Denoiser:
         """A denoiser with fresh weights."""
@@ -75,6 +81,11 @@ class Denoiser(nn.Module):
         return self.config.objective.normalised
 
     @property
+    def timeless(self) -> bool:
+        """Whether the answer depends on z alone."""
+        return not self.backbone.timed and not self.config.objective.reads_alpha
+
+    @property
     def max_length(self) -> int | None:
         """The longest sequence the network takes."""
         return self.backbone.max_length
@@ -84,7 +95,11 @@ class Denoiser(nn.Module):
         self._check(z, t, rows)
         hidden = self.backbone.encode(z, self._told(t), **context)
         logits = self.backbone.head(hidden[rows])
-        return self.objective.read(logits, self._visible_share(z, t, rows), self.vocab)
+        log_x = self.objective.read(logits, self._visible_share(z, t, rows), self.vocab)
+        # In training the loop looks at the loss itself, and skips the step.
+        if not self.training and bool(log_x.isnan().any()):
+            raise ValueError("the network's log-probabilities are NaN; its weights are damaged")
+        return log_x
 
     def _told(self, t: Times) -> Tensor:
         process = self.process
@@ -145,7 +160,7 @@ class Samples:
 
 
 def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**63:
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
 
 
@@ -208,8 +223,10 @@ class LanguageModel:
     ) -> Samples:
         """`n` versions of the template with its holes filled: `<mask:12>` stands for twelve tokens.
 
-        Without a tokenizer, the template is a tensor of ids with the mask id in its holes.
+        Ids, as a tensor or list with the mask id in its holes, are taken too.
         """
+        if isinstance(template, list) and all(isinstance(piece, int) for piece in template):
+            template = torch.tensor(self._ids(template))
         if isinstance(template, Tensor):
             if template.numel() != template.shape[-1]:
                 raise ValueError(f"a template is one row of ids; got shape {list(template.shape)}")
@@ -225,9 +242,13 @@ class LanguageModel:
     def fill(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Samples:
         """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i."""
         _check_seed(seed)
+        if sampler is not None and not isinstance(sampler, get_args(AnySampler)):
+            raise ValueError(
+                f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}"
+            )
         canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
         counted, written = Counted(self.denoise), canvas.tokens
-        with self._inference():
+        with self.inference():
             for z in (sampler or self.default_sampler()).run(counted, canvas):
                 written = z
         return Samples(written, counted.calls, counted.head_rows, self.tokenizer)
@@ -237,14 +258,14 @@ class LanguageModel:
         texts = [texts] if isinstance(texts, str) else texts
         _check_seed(seed)
         scores = []
-        with self._inference():
+        with self.inference():
             for number, text in enumerate(texts):
                 ids = self._ids(text)
                 if not ids:
                     raise ValueError(f"text {number} is empty: there is nothing to score")
                 self.vocab.check(torch.tensor(ids), data=True)
                 size = len(text.encode()) if isinstance(text, str) else None
-                scores.append(score_ids(self.denoise, self.objective, ids, size, draws, seed))
+                scores.append(score_ids(self.denoise, self.objective, ids, size, draws, seed, number))
         if not scores:
             raise ValueError("there are no texts to score")
         return total(scores)
@@ -259,16 +280,18 @@ class LanguageModel:
                 if not 0 <= i < self.vocab.size:
                     raise ValueError(f"token id {i} is outside the vocabulary 0..{self.vocab.size - 1}")
             return ids
-        if self.tokenizer is None:
-            raise ValueError("this model has no tokenizer: give token ids instead of text")
-        return self.tokenizer.encode(text)
+        if self.tokenizer is not None:
+            return self.tokenizer.encode(text)
+        if not all(word.isdecimal() for word in text.split()):
+            raise ValueError(f"this model has no tokenizer: give token ids (as in '5 17 2'), not {text!r}")
+        return self._ids([int(word) for word in text.split()])
 
     @property
     def _device(self) -> torch.device:
         return next(self.denoise.parameters()).device
 
     @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def inference(self) -> Iterator[None]:
         """No gradients and no dropout, and afterwards all as it was."""
         training = self.denoise.training
         self.denoise.eval()

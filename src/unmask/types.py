@@ -6,8 +6,8 @@ B sequences of L positions over V tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,8 +59,9 @@ class Batch:
     """Clean sequences, and where they stand in the step's global batch.
 
     `valid` is False on padding and `frozen` is True on tokens that are given (a prompt): neither is
-    noised or counted. A rank or micro-batch holds the rows `first_row ...` of `total_rows`, so that
-    noise drawn for a row does not depend on how the global batch was split.
+    noised or counted. Tokens of different `documents` (numbers) do not look at each other. A rank or
+    micro-batch holds the rows `first_row ...` of `total_rows`, so that noise drawn for a row does not
+    depend on how the global batch was split.
     """
 
     tokens: Tokens
@@ -68,6 +69,7 @@ class Batch:
     frozen: Tensor | None = None
     first_row: int = 0
     total_rows: int | None = None
+    documents: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
@@ -101,5 +103,20 @@ class Batch:
 
     @property
     def context(self) -> dict[str, Tensor]:
-        """What a network must know beside the tokens: which positions are padding."""
-        return {} if self.valid is None else {"valid": self.valid}
+        """What a network must know beside the tokens: who may look at whom."""
+        context = {"valid": self.valid, "documents": self.documents}
+        return {name: tensor for name, tensor in context.items() if tensor is not None}
+
+    def cropped(self, length: int) -> Batch:
+        """The first `length` tokens of every row."""
+        return self._with({name: tensor[:, :length] for name, tensor in self._tensors().items()})
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return self._with({name: tensor.to(device) for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def _with(self, tensors: dict[str, Any]) -> Batch:
+        return replace(self, **tensors)

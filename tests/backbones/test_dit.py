@@ -230,3 +230,14 @@ def test_bad_sizes_are_refused(options: dict[str, Any], sentence: str) -> None:
 def test_a_time_embedding_of_no_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"width.*got 0"):
         TimeConditioning(width=0)
+
+
+def test_dropout_is_on_both_branches() -> None:
+    """With a dropout near one, attention and mlp both fall silent: only the embedding is left."""
+    config = DiTConfig(width=16, depth=2, heads=2, length=8, dropout=0.999999)
+    network = config.build(Vocab(5, 4)).train()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    z = torch.tensor([[0, 1, 2, 3]])
+    hidden = network.encode(z, torch.zeros(1, 1))
+    torch.testing.assert_close(hidden, network.norm(network.embedding(z)))

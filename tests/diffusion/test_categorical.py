@@ -211,6 +211,7 @@ class ZipfModel:
     process: Masking = Masking(LogLinear(eps=0))
     normalised: bool = True
     max_length: int | None = None
+    timeless: bool = True
     asked: list[tuple[float, int]] = field(default_factory=list)
     """The time of each asked sequence, and how many of its rows."""
 

@@ -78,3 +78,23 @@ def test_a_model_that_knows_nothing_needs_log_v_nats() -> None:
 def test_bits_per_byte_need_bytes() -> None:
     with pytest.raises(ValueError, match="ids were scored"):
         _ = Score(1.0, 0.0, 1, None).bits_per_byte
+
+
+def test_the_error_of_several_texts_is_honest_too() -> None:
+    """Their draws are independent, so that variances add: the spread over seeds is the reported error."""
+    lm = LanguageModel(tiny.denoiser(MDLM()))
+    texts = [[0, 1, 2, 3], [5, 6, 0, 1, 2, 3, 0, 1], [3, 3, 3], [0, 2, 5, 0, 2, 5]] * 2
+    scores = [lm.score(texts, draws=16, seed=seed) for seed in range(60)]
+    real = float(torch.tensor([s.nats_per_token for s in scores]).std())
+    reported = sum(s.standard_error for s in scores) / len(scores)
+    assert 0.7 < reported / real < 1.4
+
+
+def test_windows_add_their_variances() -> None:
+    objective = MDLM(schedule=LINEAR)
+    model = tiny.denoiser(objective)
+    long, short = (
+        sum(score_ids(model, objective, [0, 1, 2, 3] * n, None, 64, seed).variance for seed in range(20))
+        for n in (12, 3)
+    )
+    assert 2 < long / short < 8  # four windows instead of one

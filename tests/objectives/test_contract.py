@@ -122,3 +122,17 @@ def test_the_mask_column_of_log_x_is_empty(kind: type[AnyObjective]) -> None:
     assert (log_x[:, MASK] == -torch.inf).all()
     if kind().normalised:
         torch.testing.assert_close(log_x.exp().sum(-1), torch.ones(4, dtype=log_x.dtype))
+
+
+@KINDS
+def test_padding_on_the_left_does_not_change_the_nats_either(kind: type[AnyObjective]) -> None:
+    """Noise is drawn by position, so only objectives without noise can be compared token by token."""
+    objective = kind()
+    model, x = tiny.denoiser(objective), tokens(4, 7)
+    padded = torch.cat([torch.zeros(4, 5, dtype=torch.int64), x], 1)
+    valid = torch.arange(12).expand(4, -1) >= 5
+    together = objective.token_nll(model, Batch(padded, valid), generator())
+    assert (together[:, :5] == 0).all()
+    if isinstance(objective, Autoregression):
+        alone = objective.token_nll(model, Batch(x), generator())
+        torch.testing.assert_close(together[:, 5:], alone, rtol=1e-9, atol=1e-12)

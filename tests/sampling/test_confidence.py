@@ -86,3 +86,11 @@ def test_entropy_bound_holds_at_every_step_and_is_used(bound: float) -> None:
             assert left.min() >= chosen.max() - 1e-12
             assert chosen.sum() > bound - 1e-12
         z = written[0]
+
+
+def test_noise_decides_between_equals() -> None:
+    """On a blank canvas all positions are equally sure: rows must not all start at the same place."""
+    canvas = Canvas(torch.full((60, LENGTH), MASK), tuple(range(60)))
+    first = next(iter(Confidence(steps=LENGTH, order=Entropy()).run(MODEL, canvas)))
+    places = (first != MASK).float().sum(0)
+    assert (places > 0).sum() > LENGTH // 2

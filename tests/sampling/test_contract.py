@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from unmask import MDLM, Choice
+from unmask import Choice
 from unmask.objectives import AnyObjective
 from unmask.sampling import AnySampler, SemiAutoregressive
 from unmask.sampling.canvas import Canvas
@@ -79,20 +80,17 @@ def test_seeds_decide(sampler: AnySampler, objective: AnyObjective) -> None:
     assert len({tuple(row) for row in first.tolist()}) == 4
 
 
-@pytest.mark.parametrize(
-    "sampler", [s for s in tiny.samplers() if tiny.fits(s, MDLM())], ids=lambda s: type(s).__name__
-)
-def test_temperature_zero_leaves_nothing_to_the_token_draw(sampler: AnySampler) -> None:
-    """With top_k = 1 as with temperature 0 the most probable token is written."""
-    if isinstance(sampler, SemiAutoregressive):
-        cold, narrow = (
-            SemiAutoregressive(3, 5, type(sampler.sampler)(choice=choice))
-            for choice in (Choice(temperature=0), Choice(top_k=1))
-        )
-    else:
-        fields = {k: v for k, v in vars(sampler).items() if k != "choice"}
-        cold, narrow = (
-            type(sampler)(**fields, choice=choice) for choice in (Choice(temperature=0), Choice(top_k=1))
-        )
-    canvas = Canvas(torch.full((3, tiny.LENGTH), 4), (0, 1, 2))
-    assert torch.equal(last(cold, MDLM(), canvas), last(narrow, MDLM(), canvas))
+@pytest.mark.parametrize(("sampler", "objective"), PAIRS)
+def test_every_sampler_heeds_its_choice(sampler: AnySampler, objective: AnyObjective) -> None:
+    """With top_k = 1, as with temperature 0, the most probable token is written; else others, too."""
+
+    def chosen(choice: Choice) -> torch.Tensor:
+        if isinstance(sampler, SemiAutoregressive):
+            altered: AnySampler = replace(sampler, sampler=replace(sampler.sampler, choice=choice))
+        else:
+            altered = replace(sampler, choice=choice)
+        return last(altered, objective, Canvas(torch.full((3, tiny.LENGTH), 4), (0, 1, 2)))
+
+    cold, narrow, warm = chosen(Choice(temperature=0)), chosen(Choice(top_k=1)), chosen(Choice())
+    assert torch.equal(cold, narrow)
+    assert not torch.equal(cold, warm)

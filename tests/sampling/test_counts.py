@@ -99,9 +99,37 @@ def test_nothing_to_do_costs_nothing() -> None:
     assert count(Autoregressive(), Autoregression(), full).calls == 0
 
 
-@pytest.mark.parametrize("objective", [SEDD(), D3PM()], ids=["sedd", "d3pm"])
-def test_free_models_are_asked_at_every_step_until_they_are_done(objective: AnyObjective) -> None:
-    assert count(Ancestral(7), objective, torch.full((3, 12), MASK)).calls <= 7
+def test_free_models_are_called_at_every_step_unless_their_answer_still_holds() -> None:
+    """D3PM's answer changes with the time; SEDD's, without time conditioning, only with the text."""
+    blank = torch.full((3, 12), MASK)
+    assert count(Ancestral(60), D3PM(), blank).calls > 30
+    assert count(Ancestral(1000), SEDD(), blank).calls <= 36
+    for row in range(3):
+        assert count(Ancestral(1000), SEDD(), blank[row : row + 1]).calls <= 12
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomOrder(4), Confidence(steps=4), Threshold(threshold=1.0), EntropyBounded(bound=0.0)],
+    ids=lambda s: type(s).__name__,
+)
+def test_the_network_is_told_the_noise_level_it_sees(sampler: AnySampler) -> None:
+    """1 - alpha(t) is the share of the row's holes that are still open."""
+    told: list[tuple[float, float]] = []
+    objective = MDLM(schedule=Cosine(eps=0.0))
+
+    class Watched(Counted):
+        def __call__(self, z: Tensor, t: Tensor, rows: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+            told.append((float(t[0]), float((z[0] == MASK).sum() / 8)))
+            return super().__call__(z, t, rows, **context)
+
+    canvas = Canvas(torch.tensor([[0, 1, 2, 3, *[MASK] * 8]]), (0,))
+    for _ in sampler.run(Watched(tiny.denoiser(objective)), canvas):
+        pass
+    for t, open_share in told:
+        alpha = objective.schedule.alpha(torch.tensor(t, dtype=torch.float64))
+        assert abs(1 - float(alpha) - open_share) < 1e-6
+    assert len({t for t, _ in told}) == len(told) > 3
 
 
 def test_parallel_decoding_saves_calls_when_the_network_is_sure() -> None:

@@ -22,11 +22,18 @@ class Backbone(nn.Module):
 
     @abstractmethod
     def encode(
-        self, tokens: Tokens, t: Times, *, valid: Tensor | None = None, cache: KVCache | None = None
+        self,
+        tokens: Tokens,
+        t: Times,
+        *,
+        valid: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Hidden states [B, L, width].
 
-        `valid` [B, L] is False on padding, which nobody looks at. With a `cache`, which causal networks
+        `valid` [B, L] is False on padding, which nobody looks at; positions with different numbers in
+        `documents` [B, L] do not look at each other. With a `cache`, which causal networks
         take, `tokens` are the positions after those it holds.
         """
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.backbones.base import Backbone
-from unmask.backbones.layers import Attention, KVCache, Rotary, TimeEmbedding
+from unmask.backbones.layers import Attention, KVCache, Rotary, TimeEmbedding, attention_mask
 from unmask.types import Times, Tokens, Vocab
 
 
@@ -110,15 +110,21 @@ class DiT(Backbone):
             self.output.weight = self.embedding.weight
 
     def encode(
-        self, tokens: Tokens, t: Times, *, valid: Tensor | None = None, cache: KVCache | None = None
+        self,
+        tokens: Tokens,
+        t: Times,
+        *,
+        valid: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        if cache is not None and (not self.causal or valid is not None):
-            raise ValueError("a key-value cache needs a causal network and rows without padding")
+        seen = attention_mask(valid, documents)
+        if cache is not None and (not self.causal or seen is not None):
+            raise ValueError("a key-value cache needs a causal network and rows without padding or documents")
         start = 0 if cache is None else cache.length
         x: Tensor = self.embedding(tokens)
         time = None if self.time is None else self.time(t)
         angles = self.rotary.angles(start, tokens.shape[1])
-        seen = None if valid is None else valid[:, None, None, :]
         for layer, block in enumerate(self.blocks):
             x = block(x, time, angles, seen, cache, layer)
         x = self.norm(x)
@@ -132,7 +138,7 @@ class DiT(Backbone):
         return logits
 
     def _initialise(self) -> None:
-        """Blocks start small, modulation and head at zero: the first prediction is uniform."""
+        """Blocks start small, modulation and an untied head at zero: the first prediction is then uniform."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

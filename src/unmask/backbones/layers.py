@@ -75,7 +75,7 @@ class Attention(nn.Module):
         cache: KVCache | None,
         layer: int,
     ) -> Tensor:
-        """`seen` [B, 1, 1, L] is False on keys that nobody may look at."""
+        """`seen` [B, 1, 1 or L, L] is False where a query must not look at a key."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles)
         fresh = cache is None or len(cache.layers) == layer
@@ -94,6 +94,14 @@ def _causal_mask(queries: int, keys: int, device: torch.device, seen: Tensor | N
     """[queries, keys] booleans for queries that are the last positions of the keys."""
     mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return mask if seen is None else mask & seen
+
+
+def attention_mask(valid: Tensor | None, documents: Tensor | None) -> Tensor | None:
+    """[B, 1, 1 or L, L] booleans, False where nobody may look: at padding, into other documents."""
+    if documents is None:
+        return None if valid is None else valid[:, None, None, :]
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same if valid is None else same & valid[:, None, None, :]
 
 
 class TimeEmbedding(nn.Module):

@@ -30,7 +30,7 @@ class Choice:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < torch.inf:
             raise ValueError(f"temperature must be 0 (most probable) or above; got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k must keep at least 1 token; got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")

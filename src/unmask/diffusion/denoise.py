@@ -32,6 +32,11 @@ class Denoise(Protocol):
         ...
 
     @property
+    def timeless(self) -> bool:
+        """The answer depends on z alone, not on t: it holds until z changes."""
+        ...
+
+    @property
     def max_length(self) -> int | None:
         """The longest sequence the network takes; None where there is no limit."""
         ...

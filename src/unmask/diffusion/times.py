@@ -40,12 +40,13 @@ class Moment(NamedTuple):
 
 
 def stratified(batch: Batch, offset: float) -> Tensor:
-    """u_i = (offset + i)/N for the batch's rows i of the global batch's N: float64 [B, 1].
+    """u_i = (i/N + offset) mod 1 for the batch's rows i of the global batch's N: float64 [B, 1].
 
-    Each u_i is uniform, and together they cover [0, 1) evenly, whatever ranks or micro-batches hold them.
+    Each u_i is uniform over [0, 1) if the offset is (an offset below 1/N, as in published code, would tie a
+    row to its stratum and bias its nats), and together they cover it evenly, on whatever rank they are.
     """
     rows = batch.first_row + torch.arange(len(batch.tokens), dtype=torch.float64)
-    return ((rows + offset) / batch.global_rows)[:, None]
+    return ((rows / batch.global_rows + offset) % 1)[:, None]
 
 
 def check_steps(steps: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import nn
 
+from unmask.data.loader import Loader
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import LeftToRight
 from unmask.objectives.base import Objective
@@ -68,9 +70,15 @@ def total(scores: Sequence[Score]) -> Score:
 
 
 def score_ids(
-    denoise: Denoise, objective: Objective, ids: Sequence[int], size: int | None, draws: int, seed: int
+    denoise: Denoise,
+    objective: Objective,
+    ids: Sequence[int],
+    size: int | None,
+    draws: int,
+    seed: int,
+    text: int = 0,
 ) -> Score:
-    """The score of one text, given as ids that stand for `size` bytes.
+    """The score of text number `text`, given as ids that stand for `size` bytes; its draws are its own.
 
     A text longer than the model is cut into windows, which are scored one by one.
     """
@@ -85,7 +93,7 @@ def score_ids(
         batch = Batch(torch.tensor([window]).expand(rows, -1))
         estimates = []
         for replicate in range(1 if exact else REPLICATES):
-            token_nll = objective.token_nll(denoise, batch, _generator(seed, number, replicate))
+            token_nll = objective.token_nll(denoise, batch, _generator(seed, text, number, replicate))
             estimates.append(float(token_nll.double().sum()) / rows)
         if not math.isfinite(sum(estimates)):
             raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
@@ -95,6 +103,42 @@ def score_ids(
             spread = sum((estimate - mean) ** 2 for estimate in estimates) / (REPLICATES - 1)
             variance += spread / REPLICATES
     return Score(nats, variance, len(ids), size)
+
+
+def score_rows(
+    denoise: Denoise,
+    objective: Objective,
+    loader: Loader,
+    size: int,
+    rows: int | None,
+    replicates: int,
+    seed: int,
+) -> Score:
+    """The score of the first `rows` rows (all, if None) of a text of `size` bytes.
+
+    Each replicate passes over the rows once, a fresh time and masking for each, stratified over a batch;
+    the error is that of the mean over replicates, given the text.
+    """
+    wanted = loader.rows_in_order if rows is None else min(rows, loader.rows_in_order)
+    exact = isinstance(objective.process, LeftToRight)
+    passes = 1 if exact else replicates
+    if not exact and replicates < 2:
+        raise ValueError(f"replicates must be at least 2, so that an error can be told; got {replicates}")
+    device = next(denoise.parameters()).device if isinstance(denoise, nn.Module) else torch.device("cpu")
+    sums, tokens = [0.0] * passes, 0
+    for first in range(0, wanted, loader.batch_size):
+        batch = loader.in_order(first, min(loader.batch_size, wanted - first))
+        batch = replace(batch, first_row=0, total_rows=None).to(device)
+        tokens += int(batch.counted.sum())
+        for number in range(passes):
+            nats = objective.token_nll(denoise, batch, _generator(seed, number, first))
+            sums[number] += float(nats.double().sum())
+    if not math.isfinite(sum(sums)):
+        raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
+    mean = sum(sums) / passes
+    variance = 0.0 if exact else sum((s - mean) ** 2 for s in sums) / (passes - 1) / passes
+    share = tokens / loader.stream.tokens
+    return Score(mean, variance, tokens, round(size * share))
 
 
 def _generator(*path: int) -> torch.Generator:

@@ -33,7 +33,8 @@ class Autoregression(Objective):
         check_batch(denoise, batch)
         rows = batch.counted
         t = torch.zeros(len(batch.tokens), 1, device=batch.tokens.device)
-        log_x = denoise(delayed(batch.tokens, denoise.vocab), t, rows, **batch.context)
+        text = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoise.vocab.mask)
+        log_x = denoise(delayed(text, denoise.vocab), t, rows, **batch.context)
         return scatter(-log_x.gather(-1, batch.tokens[rows][:, None])[:, 0], rows)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import substream, uniforms
 from unmask.diffusion.process import Masking, Process, UniformNoise
-from unmask.diffusion.schedule import AnySchedule, LogLinear
+from unmask.diffusion.schedule import AnySchedule, LogLinear, Schedule
 from unmask.diffusion.times import AnyTimes, Moment, UniformTimes, continuous_moment, stratified
 from unmask.types import Batch, LogX, Vocab
 
@@ -37,6 +37,11 @@ class Objective(ABC):
     @abstractmethod
     def normalised(self) -> bool:
         """Whether every line of `read` sums to one."""
+
+    @property
+    def reads_alpha(self) -> bool:
+        """Whether `read` depends on alpha, and so on the time."""
+        return False
 
     @abstractmethod
     def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
@@ -57,6 +62,13 @@ class MaskedObjective(Objective):
 
     schedule: AnySchedule = LogLinear()
     times: AnyTimes = UniformTimes()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(
+                "a schedule must be one of unmask.diffusion.schedule's, as in Cosine();"
+                f" got {self.schedule!r}"
+            )
 
     @property
     def process(self) -> Masking:
@@ -116,9 +128,10 @@ def penalty(total: Tensor, jump: Tensor | None) -> Tensor:
     """((1 - r)/r) log((1 - r)/(1 - r S)): S - 1 for an infinitesimal step, 0 for a certain one (r = 1)."""
     if jump is None:
         return total - 1
-    certain = jump >= 1
-    r = torch.where(certain, 0.5, jump).to(total)
-    return torch.where(certain, 0, (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * total)))
+    small, certain = jump < 1e-9, jump >= 1
+    r, wide = torch.where(small | certain, 0.5, jump).double(), total.double()
+    between = (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * wide))
+    return torch.where(certain, 0, torch.where(small, wide - 1, between)).to(total)
 
 
 def precise(logits: Tensor) -> Tensor:

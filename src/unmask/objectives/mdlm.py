@@ -31,12 +31,17 @@ class MDLM(MaskedObjective):
     carry_over: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.steps is not None:
             check_steps(self.steps)
 
     @property
     def normalised(self) -> bool:
         return self.zero_masking
+
+    @property
+    def reads_alpha(self) -> bool:
+        return not self.zero_masking
 
     def moment(self, u: Tensor) -> Moment:
         return super().moment(u) if self.steps is None else step_moment(self.schedule, self.steps, u)

@@ -25,6 +25,8 @@ from unmask.release import mdlm
 FORMAT = "unmask-1"
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
 
+OURS = {CONFIG, WEIGHTS, TOKENIZER, MANIFEST}
+
 
 def load(folder: str | os.PathLike[str]) -> LanguageModel:
     """Read a model folder of ours or in the published MDLM layout, ready to use.
@@ -56,17 +58,27 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
     return LanguageModel(denoise.eval(), tokenizer)
 
 
-def save(model: LanguageModel, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write a model folder: all of it or, if anything fails, nothing."""
+def save(
+    model: LanguageModel, folder: str | os.PathLike[str], *, overwrite: bool = False, published: bool = False
+) -> Path:
+    """Write a model folder: all of it or, if anything fails, nothing.
+
+    `published`: in the layout of the published MDLM models, for programs that read that one.
+    """
     path = Path(os.path.realpath(folder))  # a link is followed, not replaced
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already; choose another folder or pass overwrite=True")
     if path.exists() and not _is_model(path):
         raise ValueError(f"{path} exists and is not a model folder; it is left as it is")
+    foreign = {entry.name for entry in path.iterdir()} - OURS if path.exists() else set()
+    if foreign:
+        raise ValueError(
+            f"{path} also holds {sorted(foreign)[0]}, which is not the model's; it is left as it is"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        _write(model, fresh)
+        _write(model, fresh, published)
         if path.exists():
             old = fresh.with_name(fresh.name + "-old")
             path.rename(old)
@@ -92,11 +104,14 @@ def _is_model(path: Path) -> bool:
     return config.get("format") == FORMAT or config.get("model_type") == "mdlm"
 
 
-def _write(model: LanguageModel, folder: Path) -> None:
+def _write(model: LanguageModel, folder: Path, published: bool) -> None:
     folder.chmod(0o755)
-    config = {"format": FORMAT, **to_json(model.denoise.config)}
+    if published:
+        config, weights = mdlm.publish(model)
+    else:
+        config, weights = {"format": FORMAT, **to_json(model.denoise.config)}, _weights(model.denoise)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(_weights(model.denoise), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     if model.tokenizer is not None:
         (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
     sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}

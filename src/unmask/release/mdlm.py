@@ -8,6 +8,7 @@ the rows of the linear map it stands behind.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from unmask.backbones.dit import DiTConfig, TimeConditioning
 from unmask.backbones.layers import TimeEmbedding
 from unmask.diffusion.schedule import LogLinear
-from unmask.model import ModelConfig
+from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
 from unmask.types import Vocab
 
@@ -101,6 +102,55 @@ def fold(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]
     plain["norm.weight"] = plain["norm.weight"] * (1 + scale)
     plain["norm.bias"] = shift.clone()
     return {name: tensor.float() for name, tensor in plain.items()}
+
+
+def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A plain DiT in the published layout: the inverse of `convert`, exactly.
+
+    Its modulation has zero weights, and biases that say: shift by the norm's bias, scale by one, gate one.
+    """
+    config, weights = model.denoise.config, model.denoise.backbone.state_dict()
+    backbone, width = config.backbone, config.backbone.width
+    plain = replace(backbone, dropout=0.0, time=None, rotary_base=10_000.0)
+    if config.backbone != replace(plain, dropout=backbone.dropout) or backbone.causal or backbone.qk_norm:
+        raise ValueError(
+            "the published layout holds plain bidirectional DiTs only: no time, QK-norm or other base"
+        )
+    if config.vocab.mask != config.vocab.size - 1 or not isinstance(config.objective, MDLM):
+        raise ValueError("the published layout holds MDLM models whose mask is the last id only")
+    zeros, ones, cond = torch.zeros(width), torch.ones(width), 128
+    tensors: dict[str, Tensor] = {}
+    for i in range(backbone.depth):
+        ours = f"blocks.{i}"
+        shift1, shift2 = weights[f"{ours}.norm1.bias"], weights[f"{ours}.norm2.bias"]
+        tensors |= {
+            f"{ours}.{theirs}": weights[f"{ours}.{name}"]
+            for theirs, name in BLOCK.items()
+            if "adaLN" not in theirs
+        }
+        tensors[f"{ours}.adaLN_modulation.weight"] = torch.zeros(6 * width, cond)
+        tensors[f"{ours}.adaLN_modulation.bias"] = torch.cat([shift1, zeros, ones, shift2, zeros, ones])
+    for theirs, name in WHOLE.items():
+        if "adaLN" not in theirs and "sigma_map" not in theirs:
+            tensors[theirs] = weights[name]
+    tensors["output_layer.adaLN_modulation.weight"] = torch.zeros(2 * width, cond)
+    tensors["output_layer.adaLN_modulation.bias"] = torch.cat([weights["norm.bias"], zeros])
+    for layer, inputs in (("0", 256), ("2", cond)):
+        tensors[f"sigma_map.mlp.{layer}.weight"] = torch.zeros(cond, inputs)
+        tensors[f"sigma_map.mlp.{layer}.bias"] = torch.zeros(cond)
+    published = {
+        "model_type": "mdlm",
+        "vocab_size": config.vocab.size,
+        "model_length": backbone.length,
+        "hidden_dim": width,
+        "cond_dim": cond,
+        "n_blocks": backbone.depth,
+        "n_heads": backbone.heads,
+        "dropout": backbone.dropout,
+        "time_conditioning": False,
+        "return_dict": False,
+    }
+    return published, {f"backbone.{name}": tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def _rename(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.autoregressive import Autoregressive
 from unmask.sampling.confidence import Confidence, EntropyBounded, Threshold
 from unmask.sampling.remask import Remask
-from unmask.sampling.semi import SemiAutoregressive
+from unmask.sampling.semi import AnyWindowSampler, SemiAutoregressive
 from unmask.sampling.uniform import UniformAncestral
 
 AnySampler: TypeAlias = (
@@ -24,7 +24,11 @@ AnySampler: TypeAlias = (
     | Autoregressive
 )
 
+WINDOWED = get_args(AnyWindowSampler)
+"""The samplers that can write in sliding windows."""
+
 __all__ = [
+    "WINDOWED",
     "Ancestral",
     "AnySampler",
     "Autoregressive",

@@ -35,8 +35,8 @@ from unmask.types import Tokens
 class Ancestral:
     """T steps: at each, a masked position is revealed with probability (alpha_s - alpha_t)/(1 - alpha_t).
 
-    A model whose log_x is free (SEDD: the analytic sampler; D3PM) says itself how likely a reveal is,
-    and is asked at every masked position at every step.
+    A model whose log_x is free (SEDD: the analytic sampler; D3PM) says itself how likely a reveal is, and
+    is asked at every masked position: at every step, or only after a change if its answer is timeless.
     """
 
     steps: int = 128
@@ -60,17 +60,25 @@ class Ancestral:
     def _every_step(
         self, denoise: Denoise, z: Tokens, seeds: tuple[int, ...], visible: Tensor
     ) -> Iterator[Tokens]:
-        mask = denoise.vocab.mask
+        """Every step at every masked position; a timeless network is asked anew only where z has changed."""
+        mask, answers = denoise.vocab.mask, dict[int, Tensor]()
         for step in range(1, self.steps + 1):
             active = (z == mask).any(1).nonzero()[:, 0]
             if len(active) == 0:
                 return
             rows = z[active] == mask
-            t = torch.full((len(active), 1), 1 - (step - 1) / self.steps, device=z.device)
-            log_x = denoise(z[active], t, rows)
+            stale = torch.tensor([not denoise.timeless or b not in answers for b in active.tolist()])
+            if stale.any():
+                t = torch.full((int(stale.sum()), 1), 1 - (step - 1) / self.steps, device=z.device)
+                lines = denoise(z[active[stale]], t, rows[stale])
+                owner = active[stale].repeat_interleave(rows[stale].sum(1))
+                answers.update({b: lines[owner == b] for b in active[stale].tolist()})
+            log_x = torch.cat([answers[b] for b in active.tolist()])
             jump = Masking.reveal(visible[step], visible[step - 1]).expand(len(log_x)).to(z.device)
-            uniform = row_uniforms(seeds, active, step, rows)
-            z = write(z, active, rows, choose(self.choice, log_x, uniform, mask, jump))
+            token = choose(self.choice, log_x, row_uniforms(seeds, active, step, rows), mask, jump)
+            before, z = z, write(z, active, rows, token)
+            for b in (z != before).any(1).nonzero()[:, 0].tolist():
+                del answers[b]
             yield z
 
 

@@ -100,6 +100,10 @@ class Counted:
         return self.denoise.normalised
 
     @property
+    def timeless(self) -> bool:
+        return self.denoise.timeless
+
+    @property
     def max_length(self) -> int | None:
         return self.denoise.max_length
 

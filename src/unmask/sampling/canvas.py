@@ -69,10 +69,9 @@ def from_template(template: Template, encode: Callable[[str], list[int]], mask: 
 
 def blank(rows: int, length: int, mask: int, prompt: Sequence[int] = ()) -> Tokens:
     """`rows` sequences of masks that start with the prompt."""
-    if rows < 1:
-        raise ValueError(f"n must be at least 1; got {rows}")
-    if length < 1:
-        raise ValueError(f"length must be at least 1; got {length}")
+    for name, value in (("n", rows), ("length", length)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value!r}")
     if len(prompt) >= length:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens and leaves nothing to write in a length of {length}"

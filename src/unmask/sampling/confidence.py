@@ -76,11 +76,10 @@ def order_of_sureness(score: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
     return rank(key)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByConfidence(ABC):
     """Draw a token for every hole, keep those that `kept` names, at least one a row, and repeat."""
 
-    choice: Choice = Choice()
+    choice: Choice
 
     @abstractmethod
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
@@ -113,12 +112,13 @@ class ByConfidence(ABC):
             yield z
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Confidence(ByConfidence):
     """The surest positions first, an equal share of a row's holes at each step."""
 
     steps: int = 128
     order: AnyOrder = Probability()
+    choice: Choice = Choice()
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
@@ -130,11 +130,12 @@ class Confidence(ByConfidence):
         return place < spread(holes.cpu(), self.steps)[:, step, None].to(score.device)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Threshold(ByConfidence):
     """Parallel decoding: everything that is surer than a threshold, and always the surest."""
 
     threshold: float = 0.9
+    choice: Choice = Choice()
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -147,7 +148,7 @@ class Threshold(ByConfidence):
         return (score >= self.threshold) | (place == 0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EntropyBounded(ByConfidence):
     """As many of the least open positions as keep sum(entropies) - max(entropy) within `bound` nats.
 
@@ -155,6 +156,7 @@ class EntropyBounded(ByConfidence):
     """
 
     bound: float = 0.1
+    choice: Choice = Choice()
 
     def __post_init__(self) -> None:
         if not self.bound >= 0:

@@ -69,7 +69,11 @@ class LeastSure:
 
     def sigma(self, largest: float, sureness: Tensor) -> Tensor:
         """[B, L], from each token's probability when it was written (inf where masked or fixed)."""
-        return self.eta * largest * (-sureness).softmax(1).nan_to_num()
+        sigma = self.eta * largest * (-sureness).softmax(1).nan_to_num()
+        written = sureness.isfinite()
+        # Masked tokens come back at the mean rate, so that the share of visible ones stays what it should be.
+        mean = sigma.sum(1, keepdim=True) / written.sum(1, keepdim=True).clamp(min=1)
+        return torch.where(written, sigma, mean)
 
 
 AnyRemasking: TypeAlias = Cap | Rescale | LeastSure

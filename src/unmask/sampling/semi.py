@@ -41,6 +41,8 @@ class SemiAutoregressive:
         denoise.vocab.check(canvas.tokens)
         z, length = canvas.tokens.long().clone(), canvas.tokens.shape[1]
         window = self.window or denoise.max_length or length
+        if denoise.max_length is not None and window > denoise.max_length:
+            raise ValueError(f"a window of {window} tokens is longer than the model's {denoise.max_length}")
         if window < length and window <= self.stride:
             raise ValueError(
                 f"stride {self.stride} must be below the model's window of {window} tokens,"

@@ -1,0 +1,1 @@
+"""Training: a loop, optimizers, distribution, checkpoints and logs."""

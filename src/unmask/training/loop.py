@@ -1,0 +1,268 @@
+"""The training loop: batch -> nats -> gradients -> step, resumable bit for bit.
+
+Nothing random is stored: batch, noise and dropout are functions of (seed, step), so a run that was
+killed goes on from its last checkpoint as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+from unmask.data.loader import Loader
+from unmask.objectives.base import Objective
+from unmask.training import checkpoint
+from unmask.training.log import Log
+from unmask.training.optim import (
+    AdamW,
+    AnyDecay,
+    AnyOptimizer,
+    Constant,
+    Ema,
+    learning_rate_factor,
+    set_learning_rate,
+)
+from unmask.training.parallel import Parallelism, Replicated, Through, World
+from unmask.types import Batch
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how to train; the defaults are the paper's, but for the number of steps.
+
+    `microbatch`: rows that a rank takes at once, all of its own if None. `random_length`: the share of
+    steps whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good
+    at it. `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
+    """
+
+    steps: int = 10_000
+    batch_size: int = 512
+    microbatch: int | None = None
+    optimizer: AnyOptimizer = AdamW()
+    warmup: int = 2500
+    decay: AnyDecay = Constant()
+    clip: float = 1.0
+    ema: float = 0.9999
+    random_length: float = 0.0
+    seed: int = 0
+    bf16: bool | None = None
+    parallelism: Parallelism = Replicated()
+    patience: int = 10
+    log_every: int = 10
+    save_every: int = 1000
+    evaluate_every: int = 1000
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "patience", "log_every", "save_every", "evaluate_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError(f"microbatch must be at least 1; got {self.microbatch}")
+        if not 0 <= self.random_length <= 1:
+            raise ValueError(f"random_length is a share of the steps, in [0, 1]; got {self.random_length}")
+        if not self.clip > 0:
+            raise ValueError(f"clip must be above 0; got {self.clip}")
+
+
+@dataclass
+class State:
+    """The numbers of a run beside its tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    bad_in_a_row: int = 0
+
+
+class DivergedError(RuntimeError):
+    """The loss was not finite for too long."""
+
+
+class Run:
+    """A model in training, with everything that a checkpoint holds."""
+
+    def __init__(
+        self, denoise: Any, objective: Objective, loader: Loader, settings: Training, world: World
+    ) -> None:
+        self.objective, self.loader, self.settings, self.world = objective, loader, settings, world
+        self.denoise = denoise.to(world.device)
+        self.through = Through(self.denoise, settings.parallelism.wrap(self.denoise, world))
+        self.ema = Ema(self.denoise, settings.ema)  # of sharded weights, if they now are
+        self.optimizers: list[Optimizer] = settings.optimizer.build(self.denoise)
+        self.state = State()
+        self.bf16 = good_at_bf16(world.device) if settings.bf16 is None else settings.bf16
+
+    def step(self) -> dict[str, float]:
+        """One step of the optimizer, or none if anything is not finite; what there is to log."""
+        settings, state = self.settings, self.state
+        factor = learning_rate_factor(state.step, settings.steps, settings.warmup, settings.decay)
+        set_learning_rate(self.optimizers, factor)
+        nats, counted = self.world.total(*self._gradients())
+        for parameter in self.denoise.parameters():
+            if parameter.grad is not None:  # DDP and FSDP average over ranks; this makes it the global mean
+                parameter.grad.mul_(self.world.size / max(1.0, counted))
+        norm = _norm(nn.utils.clip_grad_norm_(self.denoise.parameters(), settings.clip))
+        loss = nats / max(1.0, counted)
+        good = math.isfinite(loss) and math.isfinite(norm)
+        if good:
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self.ema.update(self.denoise)
+        state.bad_in_a_row = 0 if good else state.bad_in_a_row + 1
+        state.skipped += not good
+        state.step += 1
+        state.tokens += int(counted)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        return {
+            "loss": loss,
+            "gradient": norm,
+            "lr": factor,
+            "skipped": state.skipped,
+            "tokens": state.tokens,
+        }
+
+    def _gradients(self) -> tuple[float, float]:
+        """Sum the nats of this rank's rows, leaving their gradients; the sum and the tokens counted."""
+        step, settings = self.state.step, self.settings
+        torch.manual_seed(_seed(settings.seed, step, self.world.rank))  # dropout
+        nats = counted = 0.0
+        pieces = self.world.pieces(settings.batch_size, settings.microbatch)
+        for number, (first, count) in enumerate(pieces):
+            # A rank without rows of its own lends its hands: collectives need every rank in every pass.
+            batch = self.loader.batch(step, min(first, settings.batch_size - 1), max(1, count))
+            batch = self._cropped(batch, step).to(self.world.device)
+            generator = torch.Generator().manual_seed(_seed(settings.seed, step))
+            with self.through.gathering(last=number == len(pieces) - 1):
+                with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
+                    total = self.objective.token_nll(self.through, batch, generator).sum()
+                torch.autograd.backward(total if count else 0 * total)
+            if count:
+                nats += float(total.detach())
+                counted += float(batch.counted.sum())
+        return nats, counted
+
+    def _cropped(self, batch: Batch, step: int) -> Batch:
+        random = np.random.default_rng([self.settings.seed, step])
+        if random.random() >= self.settings.random_length:
+            return batch
+        return batch.cropped(int(random.integers(1, batch.tokens.shape[1] + 1)))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint and delete what is no longer needed."""
+        state = {**vars(self.state), "ema_updates": self.ema.updates}
+        checkpoint.save(folder, self.state.step, self._tensors(), state, self.world)
+        if self.world.first:
+            checkpoint.rotate(folder, self.settings.keep)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint."""
+        tensors = self._tensors()
+        state = checkpoint.load(path, tensors, self.world)
+        self.ema.updates = state.pop("ema_updates")
+        self.state = State(**state)
+        set_state_dict(
+            self.denoise,
+            self.optimizers,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+        )
+
+    def _tensors(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.denoise, self.optimizers)
+        return {"model": model, "optimizer": optimizer, "ema": self.ema.weights}
+
+
+def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, float]] | None = None) -> bool:
+    """Train to the end, or until a signal asks to stop (then False), saving on the way.
+
+    `evaluate` is called with the averaged weights in place.
+    """
+    settings, world, state = run.settings, run.world, run.state
+    started, at_start = time.monotonic(), state.tokens
+    run.denoise.train()
+    with _signals() as asked:
+        while state.step < settings.steps:
+            figures = run.step()
+            speed = (state.tokens - at_start) / (time.monotonic() - started)
+            if state.bad_in_a_row:
+                log.bad_step(state.step, figures["loss"], figures["gradient"])
+            if state.bad_in_a_row >= settings.patience:
+                raise DivergedError(
+                    f"loss or gradient was not finite for {settings.patience} steps in a row, up to step"
+                    f" {state.step}; lower the learning rate or look at the data of these steps"
+                )
+            last = state.step == settings.steps
+            if last or state.step % settings.log_every == 0:
+                log.step(state.step, {**figures, "tokens_per_second": speed})
+            if evaluate is not None and (last or state.step % settings.evaluate_every == 0):
+                with run.ema.applied(run.denoise):
+                    run.denoise.eval()
+                    log.evaluation(state.step, evaluate())
+                    run.denoise.train()
+            stop = world.any(bool(asked))
+            if last or stop or state.step % settings.save_every == 0:
+                run.save(folder)
+            if stop:
+                return last
+    return True
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGINT are noted, so that the step can be finished and saved; a second one is obeyed."""
+    asked: list[int] = []
+    previous: dict[int, Any] = {}
+
+    def note(number: int, _frame: Any) -> None:
+        asked.append(number)
+        signal.signal(number, previous[number])
+
+    try:
+        for wanted in (signal.SIGTERM, signal.SIGINT):
+            previous[wanted] = signal.signal(wanted, note)
+    except ValueError:  # not in the main thread, where signals do not arrive
+        pass
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def good_at_bf16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are at least half again as fast as in float32, measured."""
+    return device.type == "cuda" or matmul_peak(torch.bfloat16) > 1.5 * matmul_peak(torch.float32)
+
+
+def matmul_peak(dtype: torch.dtype, size: int = 512) -> float:
+    """FLOP/s of a square matrix product on this CPU: the best of a few."""
+    a = torch.randn(size, size).to(dtype)
+    best = math.inf
+    for _ in range(4):
+        started = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def _norm(norm: torch.Tensor) -> float:
+    full = getattr(norm, "full_tensor", None)  # a sharded model's norm is a distributed tensor
+    return float(full() if full is not None else norm)
+
+
+def _seed(*path: int) -> int:
+    return int(np.random.SeedSequence(path).generate_state(1)[0])

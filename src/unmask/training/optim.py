@@ -1,0 +1,172 @@
+"""Optimizers, learning-rate schedules and the moving average of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def _check_lr(lr: float) -> None:
+    if not 0 < lr < math.inf:
+        raise ValueError(f"a learning rate must be above 0; got {lr}")
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Weight decay on matrices only: norms, biases and single rows are left alone."""
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        """One optimizer for all parameters."""
+        return [self.over(named_parameters(model))]
+
+    def over(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """An optimizer for these parameters."""
+        decayed: list[nn.Parameter] = []
+        free: list[nn.Parameter] = []
+        for parameter in parameters:
+            (decayed if parameter.ndim >= 2 else free).append(parameter)
+        groups = [
+            {"params": group, "weight_decay": decay, "base_lr": self.lr}
+            for group, decay in ((decayed, self.weight_decay), (free, 0.0))
+            if group
+        ]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+@dataclass(frozen=True)
+class Muon:
+    """Muon on the matrices of the blocks, AdamW on the rest (embedding, head, norms, biases)."""
+
+    lr: float = 1.5e-3
+    momentum: float = 0.95
+    weight_decay: float = 0.0
+    rest: AdamW = AdamW(lr=1e-3)
+
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        """Two optimizers, which step together."""
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            (matrices if ".blocks." in f".{name}" and parameter.ndim == 2 else rest).append(parameter)
+        if not matrices:
+            return [self.rest.over(rest)]
+        muon = torch.optim.Muon(
+            [{"params": matrices, "base_lr": self.lr}],
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        return [muon, self.rest.over(rest)]
+
+
+AnyOptimizer: TypeAlias = AdamW | Muon
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Stay at the peak."""
+
+    def factor(self, progress: float) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """From the peak to `floor` of it along half a cosine."""
+
+    floor: float = 0.0
+
+    def factor(self, progress: float) -> float:
+        """floor + (1 - floor) (1 + cos(pi progress))/2."""
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True)
+class LinearDecay:
+    """From the peak to `floor` of it in a straight line."""
+
+    floor: float = 0.0
+
+    def factor(self, progress: float) -> float:
+        """1 - (1 - floor) progress."""
+        return 1 - (1 - self.floor) * progress
+
+
+AnyDecay: TypeAlias = Constant | CosineDecay | LinearDecay
+
+
+def learning_rate_factor(step: int, steps: int, warmup: int, decay: AnyDecay) -> float:
+    """What every base learning rate is multiplied with at `step` = 0, 1, ..., steps - 1."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return decay.factor((step - warmup) / max(1, steps - warmup))
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
+    """Scale all groups from their base."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+
+
+class Ema:
+    """Exponential moving average of weights: w <- w + (1 - decay) (weights - w).
+
+    Early on, when there is little to average, the decay is (1 + n)/(10 + n) if that is less.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"the decay of the moving average must be in [0, 1); got {decay}")
+        self.decay, self.updates = decay, 0
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        current: list[Tensor] = [p.detach() for p in named_parameters(model)]
+        torch._foreach_lerp_(list(self.weights.values()), current, 1 - decay)
+        self.updates += 1
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, for a while."""
+        pairs = [(p, self.weights[name]) for name, p in model.named_parameters()]
+        self._swap(pairs)
+        try:
+            yield
+        finally:
+            self._swap(pairs)
+
+    @torch.no_grad()
+    def _swap(self, pairs: list[tuple[nn.Parameter, Tensor]]) -> None:
+        for parameter, average in pairs:
+            kept = parameter.detach().clone()
+            parameter.copy_(average)
+            average.copy_(kept)
+
+
+def named_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """All parameters, each once, in the order of their names' definition."""
+    return [parameter for _, parameter in model.named_parameters()]

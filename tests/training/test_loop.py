@@ -1,0 +1,147 @@
+"""The loop in one process: what a step does, and what it refuses to do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import training_worker as worker
+from unmask.training import checkpoint
+from unmask.training.log import Log
+from unmask.training.loop import DivergedError, Run, train
+from unmask.training.optim import (
+    AdamW,
+    Constant,
+    CosineDecay,
+    Ema,
+    LinearDecay,
+    Muon,
+    learning_rate_factor,
+)
+from unmask.training.parallel import World
+
+
+def fresh(**changes: object) -> Run:
+    return worker.build(replace(worker.SETTINGS, **changes), 0.0, World())  # type: ignore[arg-type]
+
+
+def weights(run: Run) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in run.denoise.parameters()]
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(lr=3e-3), Muon()], ids=lambda o: type(o).__name__)
+def test_the_loss_falls(optimizer: AdamW | Muon, tmp_path: Path) -> None:
+    run = fresh(optimizer=optimizer, steps=150, batch_size=32, microbatch=None, warmup=10)
+    curve = [run.step()["loss"] for _ in range(150)]
+    assert sum(curve[-20:]) < 0.9 * sum(curve[:20])
+
+
+def test_micro_batches_are_one_batch() -> None:
+    adam = AdamW(lr=1e-3, eps=1e-3)  # Muon and a small eps would magnify rounding
+    one, many = fresh(microbatch=None, optimizer=adam), fresh(microbatch=1, optimizer=adam)
+    for _ in range(3):
+        a, b = one.step(), many.step()
+        assert math.isclose(a["loss"], b["loss"], rel_tol=1e-5)
+    for p, q in zip(weights(one), weights(many), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_never_reaches_the_weights(value: float, tmp_path: Path) -> None:
+    run = fresh(steps=3)
+    run.step()
+    before, averaged = weights(run), {k: v.clone() for k, v in run.ema.weights.items()}
+    hook = run.denoise.backbone.output.weight.register_hook(lambda g: g * value)
+    figures = run.step()
+    hook.remove()
+    assert figures["skipped"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
+    assert all(torch.equal(averaged[k], v) for k, v in run.ema.weights.items())
+    run.step()
+    assert not torch.equal(before[0], weights(run)[0])
+
+
+def test_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path) -> None:
+    run = fresh(steps=100, patience=4)
+    run.denoise.backbone.output.weight.register_hook(lambda g: g * math.nan)
+    with Log(tmp_path, 100, 0) as log, pytest.raises(DivergedError, match="4 steps in a row, up to step 4"):
+        train(run, tmp_path, log)
+    assert "bad_batch" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_rotation_keeps_two_and_only_deletes_after_the_newest_is_whole(tmp_path: Path) -> None:
+    run = fresh(steps=12, save_every=2, keep=1)
+    with Log(tmp_path, 12, 0) as log:
+        train(run, tmp_path, log)
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000010", "step-00000012"]
+    run.state.step = 14
+    checkpoint.save(tmp_path, 14, run._tensors(), {}, World())
+    (tmp_path / "step-00000014" / "state.json").write_text("{")
+    checkpoint.rotate(tmp_path, 1)
+    assert (tmp_path / "step-00000010").exists()
+    path, skipped = checkpoint.newest(tmp_path)
+    assert path is not None
+    assert path.name == "step-00000012"
+    assert "state.json is damaged" in skipped[0]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fresh(steps=8)
+    run.save(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run.step()
+    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.torch.save", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.save(tmp_path)
+    path, _ = checkpoint.newest(tmp_path)
+    assert path is not None
+    assert path.name == "step-00000000"
+
+
+def test_evaluation_sees_the_averaged_weights(tmp_path: Path) -> None:
+    run = fresh(steps=6, ema=0.5, evaluate_every=3)
+    seen: list[bool] = []
+
+    def evaluate() -> dict[str, float]:
+        named = dict(run.denoise.named_parameters())
+        live = {k: v.detach().clone() for k, v in named.items()}
+        seen.append(not run.denoise.training)
+        return {"distance": float(sum((live[k] - run.ema.weights[k]).abs().sum() for k in live))}
+
+    with Log(tmp_path, 6, 0) as log:
+        train(run, tmp_path, log, evaluate)
+    assert seen == [True, True]
+    assert run.denoise.training
+
+
+def test_ema_is_the_weighted_mean() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    ema = Ema(model, 0.05)
+    for value in (1.0, 2.0):
+        nn.init.constant_(model.weight, value)
+        ema.update(model)
+    expected = 0.05 * (0.95 * 1.0) + 0.95 * 2.0
+    torch.testing.assert_close(ema.weights["weight"], torch.tensor([[expected]]))
+    with ema.applied(model):
+        assert math.isclose(model.weight.item(), expected, rel_tol=1e-6)
+    assert model.weight.item() == 2.0
+
+
+def test_learning_rates() -> None:
+    linear = [learning_rate_factor(s, 10, 4, LinearDecay()) for s in range(10)]
+    torch.testing.assert_close(torch.tensor(linear[:5]), torch.tensor([0.25, 0.5, 0.75, 1.0, 1.0]))
+    assert math.isclose(linear[-1], 1 / 6)
+    assert learning_rate_factor(5, 10, 0, Constant()) == 1
+    assert math.isclose(learning_rate_factor(5, 10, 0, CosineDecay(floor=0.2)), 0.6)

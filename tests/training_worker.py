@@ -1,0 +1,86 @@
+"""A small run, started by tests as a process of its own: `worker.py FOLDER [settings as JSON]`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unmask import MDLM, DiTConfig, ModelConfig, Vocab
+from unmask.data.loader import Loader, Wrapped
+from unmask.training import checkpoint
+from unmask.training.log import Log
+from unmask.training.loop import Run, Training, train
+from unmask.training.optim import Muon
+from unmask.training.parallel import Sharded, World, world
+
+SETTINGS = Training(
+    steps=12, batch_size=7, microbatch=2, optimizer=Muon(), warmup=3, bf16=False, save_every=4, log_every=1
+)
+
+
+class Stream:
+    """Text with structure, so that there is something to learn: a noisy cycle of six tokens."""
+
+    tokens = 5000
+    ends = np.array([1500, 2500, 5000])
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        ids = np.arange(self.tokens) % 6
+        self.ids = np.where(random.random(self.tokens) < 0.1, random.integers(0, 6, self.tokens), ids)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self.ids[start:stop]
+
+
+def build(settings: Training, dropout: float, where: World) -> Run:
+    torch.manual_seed(0)
+    backbone = DiTConfig(width=32, depth=2, heads=2, length=16, dropout=dropout)
+    denoise = ModelConfig(Vocab(7, 6), backbone, MDLM()).build()
+    return Run(
+        denoise, denoise.objective, Loader(Stream(), Wrapped(16), settings.batch_size), settings, where
+    )
+
+
+def main() -> None:
+    folder, wishes = Path(sys.argv[1]), json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
+    torch.set_num_threads(1)
+    sharded, dropout = wishes.pop("sharded", False), wishes.pop("dropout", 0.0)
+    kill_at, kill_in_save = wishes.pop("kill_at", None), wishes.pop("kill_in_save", False)
+    number = signal.Signals[wishes.pop("signal", "SIGKILL")]
+    settings = replace(SETTINGS, **wishes, **({"parallelism": Sharded()} if sharded else {}))
+    folder.mkdir(parents=True, exist_ok=True)
+    with world() as where:
+        run = build(settings, dropout, where)
+        path, _ = checkpoint.newest(folder)
+        if path is not None:
+            run.resume(path)
+        take_step, real_rename = run.step, Path.rename
+
+        def step() -> dict[str, float]:
+            if run.state.step == kill_at:
+                os.kill(os.getpid(), number)
+            return take_step()
+
+        def rename(self: Path, target: Path) -> Path:
+            if self.name == f".step-{8:08d}.writing":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real_rename(self, target)
+
+        run.step = step  # type: ignore[method-assign]
+        if kill_in_save:
+            Path.rename = rename  # type: ignore[method-assign, assignment]
+        with Log(folder, settings.steps, run.state.step, quiet=not where.first) as log:
+            finished = train(run, folder, log)
+    sys.exit(0 if finished else 3)
+
+
+if __name__ == "__main__":
+    main()
