@@ -41,6 +41,18 @@ def test_sample(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert all(len(line) == 8 and line.startswith("abc") for line in lines)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ancestral", "first-hitting", "random-order", "confidence", "threshold", "entropy-bounded", "remask"],
+)
+def test_every_sampler_has_a_name(
+    name: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And writes texts longer than the model, in sliding windows."""
+    assert run(monkeypatch, "sample", folder, "--length", "21", "--steps", "3", "--sampler", name) == 0
+    assert len(capsys.readouterr().out.rstrip("\n")) == 21
+
+
 def test_sample_json(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +85,7 @@ def test_score(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [
         (["sample", "{folder}", "--steps", "0"], "steps must be a whole number from 1 on; got 0"),
         (["sample", "{folder}", "--temperature", "-1"], "temperature must be 0"),
-        (["sample", "{folder}", "--length", "17"], "longer than the model's 16"),
+        (["infill", "{folder}", "<mask:17>"], "longer than the model's 16"),
         (["infill", "{folder}", "abc"], "no hole"),
         (["infill", "{folder}", "xyz<mask>"], "'x' is not in the tokenizer's alphabet"),
         (["score", "{folder}", ""], "empty"),

@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors
 
-from unmask.data.tokenizer import Tokenizer
+from unmask.data.tokenizer import END_OF_TEXT, Tokenizer, named
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
 BYTES = Tokenizer.bytes()
+PROSE = "The quick brown fox's den isn't far; they'll see 42 foxes.\n\n  naïve über 漢字 — done\t" * 20
+BPE = Tokenizer.train_bpe(iter([PROSE]), 400)
+TRICKY = st.text(alphabet=" \n\t'stlREfoé漢—12²½Ⅷ\x1c\x85\u3000\u0301_<|endoftext>.,🙂", max_size=60)
 
 
 @settings(deadline=None)
@@ -98,3 +107,223 @@ def test_a_broken_file_is_named(contents: str, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"absent\.json is not a tokenizer\.json that can be read: "):
         Tokenizer.from_file(tmp_path / "absent.json")
+
+
+def prefixed() -> Tokenizer:
+    """A BPE whose words are not GPT-2's: the library has to encode it."""
+    inner = tokenizers.Tokenizer.from_str(BPE.to_json())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return Tokenizer(inner)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [BYTES, BPE, Tokenizer.dna(), prefixed()], ids=["bytes", "bpe", "dna", "other"]
+)
+@settings(deadline=None, max_examples=60)
+@given(texts=st.lists(TRICKY | st.text(max_size=40), max_size=4))
+@example(texts=[PROSE, "", WHITE])
+@example(texts=["x\x1cy \x1c z\u200b \u200b", "a" * 100 + "é " + "b" * 100, "'sé 'llama don'T \n"])
+def test_arrays_hold_the_ids_of_encode(tokenizer: Tokenizer, texts: list[str]) -> None:
+    arrays = tokenizer.encode_array(texts)
+    assert [array.tolist() for array in arrays] == [tokenizer.encode(text) for text in texts]
+    assert all(array.dtype == tokenizer.dtype for array in arrays)
+
+
+@settings(deadline=None)
+@given(texts=st.lists(st.text(max_size=30), min_size=1, max_size=4).filter(any))
+def test_arrays_of_characters(texts: list[str]) -> None:
+    tokenizer = Tokenizer.characters("".join(texts))
+    assert [array.tolist() for array in tokenizer.encode_array(texts)] == [tokenizer.encode(t) for t in texts]
+
+
+@settings(deadline=None)
+@given(text=TRICKY | st.text(max_size=60))
+@example(PROSE)
+def test_bpe_loses_nothing(text: str) -> None:
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+def test_a_word_is_remembered_only_if_it_is_short_and_room_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unmask.data.words.REMEMBERED", 5)
+    tokenizer = Tokenizer(BPE.inner)
+    for text in ["the quick brown fox jumps over it", "x" * 500, "the lazy dog", "x" * 500]:
+        assert tokenizer.encode_array([text])[0].tolist() == tokenizer.encode(text)
+        known = tokenizer._lookup._known  # type: ignore[union-attr]
+        assert len(known) <= 5 + len(text.split())
+        assert max(map(len, known), default=0) <= 64
+
+
+def test_unknown_characters_are_named_by_arrays_too() -> None:
+    for text in ("abßc", "ab\ud800", "ab\U0010ffff"):
+        with pytest.raises(ValueError, match=r"^the character '.*' is not in the tokenizer's alphabet$"):
+            Tokenizer.characters("abc").encode_array(["abc", text])
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE, prefixed()], ids=["bytes", "bpe", "other"])
+def test_half_a_character_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="ud800"):
+        tokenizer.encode_array(["fine", "not \ud800 fine"])
+
+
+def test_dna() -> None:
+    dna = Tokenizer.dna()
+    assert dna.size == 5
+    assert dna.encode("ACGTN") == [0, 1, 2, 3, 4]
+    assert dna.decode(dna.encode("acgtnRYx-\né")) == "ACGTNNNNNNN"
+
+
+def test_text_cannot_fake_the_end_of_a_document(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
+    for tokenizer in (BPE, Tokenizer.from_file(tmp_path / "tokenizer.json"), prefixed()):
+        assert tokenizer.separator == tokenizer.inner.token_to_id(END_OF_TEXT) == 0
+        text = f"one{END_OF_TEXT}two {END_OF_TEXT}"
+        for ids in (tokenizer.encode(text), tokenizer.encode_array([text])[0].tolist()):
+            assert tokenizer.separator not in ids
+            assert tokenizer.decode(ids).strip() == text
+    assert BPE.decode([0]) == END_OF_TEXT
+
+
+def test_bpe_is_the_same_in_every_process() -> None:
+    code = (
+        "import sys; from unmask.data.tokenizer import Tokenizer;"
+        "print(Tokenizer.train_bpe(iter(sys.argv[1:]), 400).digest)"
+    )
+    texts = [PROSE, "another text"]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, *texts],
+            env={**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for seed, threads in (("1", "1"), ("2", "3"))
+    }
+    assert digests == {Tokenizer.train_bpe(iter(texts), 400).digest}
+
+
+def test_bpe_learns_what_is_frequent() -> None:
+    assert BPE.size <= 400
+    assert " quick" in [BPE.decode([i]) for i in range(BPE.size)]
+    assert len(BPE.encode(PROSE)) < len(PROSE) / 2
+
+
+def test_bpe_needs_a_token_for_every_byte() -> None:
+    with pytest.raises(ValueError, match=r"^a BPE vocabulary needs at least 257 tokens; got 256$"):
+        Tokenizer.train_bpe(iter(["a"]), 256)
+    smallest = Tokenizer.train_bpe(iter(["aaaa"]), 257)
+    assert smallest.decode(smallest.encode("é\0")) == "é\0"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "separator"),
+    [
+        (BYTES, 0),
+        (Tokenizer.characters("ab\n"), 0),
+        (Tokenizer.characters("ab"), None),
+        (Tokenizer.dna(), None),
+        (BPE, 0),
+        (
+            Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "[SEP]": 1, "</s>": 2}, unk_token="a"))),
+            2,
+        ),
+        (Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a"))), 1),
+        (Tokenizer(tokenizers.Tokenizer(models.WordLevel({"aa": 0}, unk_token="aa"))), None),
+    ],
+)
+def test_what_ends_a_document(tokenizer: Tokenizer, separator: int | None) -> None:
+    assert tokenizer.separator == separator
+
+
+@pytest.mark.parametrize(("ids", "unknown"), [([256], 256), ([65, -1], -1), ([1000, 65], 1000)])
+def test_an_id_that_is_not_there_is_not_decoded(ids: list[int], unknown: int) -> None:
+    with pytest.raises(ValueError, match=rf"^the tokenizer has no token {unknown}; its ids are 0\.\.255$"):
+        BYTES.decode(ids)
+
+
+def test_numpy_ids_are_decoded() -> None:
+    assert BYTES.decode(np.array([104, 105], np.uint16)) == "hi"
+
+
+def test_the_mask_comes_after_the_largest_id() -> None:
+    gaps = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")))
+    assert gaps.size == 8
+    with pytest.raises(ValueError, match="has no token 3"):
+        gaps.decode([3])
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_535, np.uint16), (65_536, np.uint32)])
+def test_the_mask_fits_into_the_dtype(size: int, dtype: type) -> None:
+    tokenizer = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": size - 1}, unk_token="a")))
+    assert tokenizer.dtype == dtype
+    assert tokenizer.encode_array(["a"])[0].tolist() == [size - 1]
+
+
+def test_nothing_is_cut_padded_or_added() -> None:
+    inner = tokenizers.Tokenizer.from_str(BPE.to_json())
+    inner.enable_truncation(4)
+    inner.enable_padding(length=100)
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[(END_OF_TEXT, 0)]
+    )
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.encode(PROSE) == tokenizer.encode_array([PROSE])[0].tolist() == BPE.encode(PROSE)
+
+
+def test_different_tokenizers_have_different_digests(tmp_path: Path) -> None:
+    every = [BYTES, BPE, prefixed(), Tokenizer.dna(), Tokenizer.characters("ab"), Tokenizer.characters("ac")]
+    assert len({tokenizer.digest for tokenizer in every}) == len(every)
+    for tokenizer in every:
+        (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        assert Tokenizer.from_file(tmp_path / "tokenizer.json").digest == tokenizer.digest
+
+
+def test_names(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
+    assert named("bytes").digest == BYTES.digest
+    assert named("dna").digest == Tokenizer.dna().digest
+    assert named("text8").size == 27
+    for name in (tmp_path / "tokenizer.json", tmp_path, f"hub:{tmp_path}"):
+        assert named(str(name)).digest == BPE.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("byte", r"^there is no tokenizer 'byte'; known are bytes, dna, .* \(did you mean 'bytes'\?\)$"),
+        ("zzz", r"^there is no tokenizer 'zzz'; known are bytes, dna, text8, bpe:SIZE, hub:NAME and .*json$"),
+        ("no/such.json", r"^no/such\.json is not a tokenizer\.json that can be read: "),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named(name)
+
+
+def hub(home: Path, code: str) -> str:
+    """Run code where the hub is a folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from unmask.data.tokenizer import named\n{code}"],
+        env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def test_a_tokenizer_from_the_hub(tmp_path: Path) -> None:
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--someone--something"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    (repository / "snapshots" / revision).mkdir(parents=True)
+    (repository / "snapshots" / revision / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
+    assert hub(tmp_path, "print(named('hub:someone/something').digest)") == BPE.digest
+
+
+def test_a_tokenizer_that_the_hub_does_not_have(tmp_path: Path) -> None:
+    code = "try:\n  named('hub:someone/nothing')\nexcept ValueError as error:\n  print(error)"
+    said = hub(tmp_path, code)
+    assert said.startswith("the tokenizer 'someone/nothing' is neither a folder nor to be had from the hub: ")
+    assert "\n" not in said

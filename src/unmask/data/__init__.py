@@ -1,1 +1,1 @@
-"""From bytes to batches. So far: tokenizers."""
+"""From bytes to batches: sources, tokenizers, corpora, loaders."""

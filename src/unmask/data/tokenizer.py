@@ -1,21 +1,45 @@
-"""Text to ids and back: any `tokenizer.json`, plus two that need no training, bytes and characters.
+"""Text to ids and back: bytes, characters, DNA, BPE trained on a corpus, and any `tokenizer.json`.
 
 The mask is not the tokenizer's business: the model adds it as one more id, so that no text can contain it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from unmask.data.lookup import ByteLookup, CharacterLookup, Ids
+from unmask.data.words import WordLookup, representative
+
+END_OF_TEXT = "<|endoftext|>"
+SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "[SEP]", "<eos>")
+"""The names that published vocabularies give to the end of a document, the first that is there counts."""
+
+SMALLEST_BPE = 257
+"""Every byte and the end of a document."""
+
+WORDS_PER_TOKEN = 32
+"""How many words of text a BPE is trained on for each of its tokens; ten times more save 0.1 % of tokens."""
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` that adds nothing to the text and refuses what it cannot write."""
+    """A `tokenizers.Tokenizer` that adds and drops nothing, and refuses what it cannot write.
+
+    A special token that is spelled out in a text is text: nothing in a document can fake its end.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.no_truncation()  # published files often cut and pad to the length their model was trained with
+        inner.no_padding()
+        inner.encode_special_tokens = True
         self.inner = inner
 
     @classmethod
@@ -33,9 +57,33 @@ class Tokenizer:
         vocab = {char: i for i, char in enumerate(sorted(set(alphabet)))}
         if not vocab:
             raise ValueError("an alphabet needs at least one character")
-        inner = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=""))
-        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-        inner.decoder = decoders.Fuse()
+        return cls(_one_character_each(vocab, unknown=""))
+
+    @classmethod
+    def dna(cls) -> Tokenizer:
+        """A, C, G, T and N; lower case is upper case, and anything else is N."""
+        inner = _one_character_each({base: i for i, base in enumerate("ACGTN")}, unknown="N")
+        inner.normalizer = normalizers.Sequence([normalizers.Replace(base.lower(), base) for base in "ACGT"])
+        return cls(inner)
+
+    @classmethod
+    def train_bpe(cls, texts: Iterator[str], size: int) -> Tokenizer:
+        """Byte-level BPE of at most `size` tokens, the same for the same texts; id 0 ends a document.
+
+        It is trained on a representative choice of the texts' words, which takes seconds for any text.
+        """
+        if size < SMALLEST_BPE:
+            raise ValueError(f"a BPE vocabulary needs at least {SMALLEST_BPE} tokens; got {size}")
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        inner.train_from_iterator(representative(texts, WORDS_PER_TOKEN * size), trainer=trainer)
         return cls(inner)
 
     @classmethod
@@ -46,29 +94,153 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path} is not a tokenizer.json that can be read: {error}") from None
 
-    @property
+    @classmethod
+    def from_hub(cls, name: str) -> Tokenizer:
+        """The `tokenizer.json` of a model on the hub, or of a local folder."""
+        if Path(name).is_dir():
+            return cls.from_file(Path(name) / "tokenizer.json")
+        try:
+            return cls(tokenizers.Tokenizer.from_pretrained(name))
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(
+                f"the tokenizer {name!r} is neither a folder nor to be had from the hub: {reason}"
+            ) from None
+
+    @cached_property
     def size(self) -> int:
-        """How many ids there are, the mask not included."""
-        return self.inner.get_vocab_size(with_added_tokens=True)
+        """One more than the largest id; the mask is not included."""
+        return max(self._known, default=-1) + 1
+
+    @cached_property
+    def separator(self) -> int | None:
+        """The id that ends a document, if there is one: the byte 0, a newline, or a token made for it."""
+        match self._lookup:
+            case ByteLookup():
+                return 0
+            case CharacterLookup():
+                newline: int | None = self.inner.token_to_id("\n")
+                return newline
+            case _:
+                ids = (self.inner.token_to_id(name) for name in SEPARATORS)
+                return next((id_ for id_ in ids if id_ is not None), None)
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The smaller of uint16 and uint32 that holds every id and the mask."""
+        return np.dtype(np.uint16 if self.size < 1 << 16 else np.uint32)
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its JSON: two tokenizers with the same digest give the same ids."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The text's ids, nothing added."""
         try:
             return list(self.inner.encode(text, add_special_tokens=False).ids)
         except Exception as error:
-            known = self.inner.get_vocab()
-            missing = next((char for char in text if char not in known), None)
-            if missing is None:
-                raise ValueError(f"the tokenizer cannot encode {text[:40]!r}: {error}") from None
-            raise ValueError(f"the character {missing!r} is not in the tokenizer's alphabet") from None
+            raise self._refusal(text, error) from None
+
+    def encode_array(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of many texts, as `encode` gives them but fast, in arrays of `dtype`."""
+        try:
+            if self._lookup is not None:
+                return self._lookup.encode(texts, self.dtype)
+            encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+        except ValueError:
+            raise
+        except Exception as error:
+            raise self._refusal("".join(texts), error) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
-        return str(self.inner.decode(list(ids), skip_special_tokens=False))
+        wanted = [int(id_) for id_ in ids]
+        unknown = next((id_ for id_ in wanted if id_ not in self._known), None)
+        if unknown is not None:
+            raise ValueError(f"the tokenizer has no token {unknown}; its ids are 0..{self.size - 1}")
+        return str(self.inner.decode(wanted, skip_special_tokens=False))
 
     def to_json(self) -> str:
         """The contents of a `tokenizer.json`."""
         return str(self.inner.to_str(pretty=True))
+
+    @cached_property
+    def _known(self) -> frozenset[int]:
+        return frozenset(self.inner.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def _lookup(self) -> ByteLookup | CharacterLookup | WordLookup | None:
+        """A faster way to the same ids, if there is one; bytes and characters are known by their JSON."""
+        if isinstance(self.inner.model, models.BPE):
+            if self.size == 256 and self.digest == Tokenizer.bytes().digest:
+                return ByteLookup()
+            return WordLookup(self.inner) if _goes_by_words(self.inner) else None
+        vocab = self.inner.get_vocab()
+        if not isinstance(self.inner.model, models.WordLevel) or any(len(token) != 1 for token in vocab):
+            return None
+        if self.digest == Tokenizer.dna().digest:
+            return CharacterLookup(vocab | {base.lower(): vocab[base] for base in "ACGT"}, vocab["N"])
+        if self.digest == Tokenizer.characters(vocab).digest:
+            return CharacterLookup(vocab)
+        return None
+
+    def _refusal(self, text: str, error: Exception) -> ValueError:
+        """What is wrong with a text that could not be encoded."""
+        if isinstance(self.inner.model, models.WordLevel):
+            known, split = self.inner.get_vocab(), self.inner.pre_tokenizer
+            pieces = [piece for piece, _ in split.pre_tokenize_str(text)] if split is not None else [text]
+            missing = next((piece for piece in pieces if piece not in known), None)
+            if missing is not None and all(len(token) == 1 for token in known):
+                return ValueError(f"the character {missing!r} is not in the tokenizer's alphabet")
+            if missing is not None:
+                return ValueError(f"the word {missing!r} is not in the tokenizer's vocabulary")
+        return ValueError(f"the tokenizer cannot encode {text[:40]!r}: {error}")
+
+
+def named(name: str) -> Tokenizer:
+    """The tokenizer that a name stands for: bytes, dna, text8, a `tokenizer.json` or its folder, hub:NAME."""
+    ready: dict[str, Callable[[], Tokenizer]] = {
+        "bytes": Tokenizer.bytes,
+        "dna": Tokenizer.dna,
+        "text8": lambda: Tokenizer.characters("abcdefghijklmnopqrstuvwxyz "),
+    }
+    if name in ready:
+        return ready[name]()
+    if name.startswith("hub:"):
+        return Tokenizer.from_hub(name.removeprefix("hub:"))
+    path = Path(name)
+    if path.suffix == ".json" or path.is_file():
+        return Tokenizer.from_file(path)
+    if path.is_dir():
+        return Tokenizer.from_file(path / "tokenizer.json")
+    close = difflib.get_close_matches(name, ready, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ValueError(
+        f"there is no tokenizer {name!r}; known are {', '.join(ready)}, bpe:SIZE, hub:NAME"
+        f" and the path of a tokenizer.json{hint}"
+    )
+
+
+def _goes_by_words(inner: tokenizers.Tokenizer) -> bool:
+    """Whether it encodes each of GPT-2's words for itself, always in the same way."""
+    split = inner.pre_tokenizer
+    return (
+        isinstance(split, pre_tokenizers.ByteLevel)
+        and split.use_regex
+        and not split.add_prefix_space
+        and inner.normalizer is None
+        and not inner.model.dropout
+        and all(token.special for token in inner.get_added_tokens_decoder().values())
+    )
+
+
+def _one_character_each(vocab: dict[str, int], unknown: str) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=unknown))
+    inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    return inner
 
 
 def _byte_characters() -> list[str]:

@@ -150,7 +150,7 @@ def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "time_conditioning": False,
         "return_dict": False,
     }
-    return published, {f"backbone.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    return published, {f"backbone.{name}": tensor.clone() for name, tensor in tensors.items()}  # none shared
 
 
 def _rename(

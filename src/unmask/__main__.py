@@ -1,0 +1,5 @@
+"""`python -m unmask`, and `torchrun -m unmask`."""
+
+from unmask.cli import main
+
+main()

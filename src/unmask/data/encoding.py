@@ -1,0 +1,191 @@
+"""Documents to a corpus folder: sample, train a tokenizer if asked, encode, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unmask.data.formats import PIECE
+from unmask.data.holdout import Placed, place
+from unmask.data.lookup import Ids
+from unmask.data.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    PrepareOptions,
+    SourceRecord,
+    TokenizerRecord,
+)
+from unmask.data.shards import SplitWriter
+from unmask.data.sources import documents, identity, stamp
+from unmask.data.tokenizer import SMALLEST_BPE, Tokenizer, named
+
+TOKENIZER = "tokenizer.json"
+TRAIN, VALID = "train", "valid"
+
+BATCH = 16 * PIECE
+"""Characters that are encoded at a time: enough for all cores, and little to hold."""
+
+MOST_SAMPLED, SAMPLED_PER_TOKEN = 64 << 20, 2 << 10
+"""Characters that a BPE vocabulary is trained on: at most, and for each of its tokens."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be prepared. `tokenizer` is None if it is to be trained: a BPE of `bpe_size` tokens."""
+
+    sources: tuple[SourceRecord, ...]
+    stamp: tuple[str, ...]
+    name: str
+    tokenizer: Tokenizer | None
+    bpe_size: int
+    options: PrepareOptions
+
+    @classmethod
+    def new(cls, sources: Sequence[str], tokenizer: str, options: PrepareOptions) -> Request:
+        """Read the sources once to say what they are."""
+        if not sources:
+            raise ValueError("a corpus needs at least one source, for instance stdlib")
+        size = _bpe_size(tokenizer)
+        known = None if size else named(tokenizer)
+        before = stamp(sources)
+        what = identity(sources)
+        records = tuple(SourceRecord(name, what[name]) for name in sources)
+        return cls(records, before, tokenizer, known, size, options)
+
+    def is_met_by(self, manifest: Manifest) -> bool:
+        """Whether preparing would give that corpus again: same text, same options, same tokenizer.
+
+        A tokenizer is the same if its JSON is; one that is yet to be trained, if its name is, since training
+        is a function of text and options.
+        """
+        return (
+            manifest.format == FORMAT
+            and [source.identity for source in manifest.sources] == [s.identity for s in self.sources]
+            and manifest.options == self.options
+            and (
+                manifest.tokenizer.name == self.name
+                if self.tokenizer is None
+                else manifest.tokenizer.digest == self.tokenizer.digest
+            )
+        )
+
+    def write(self, folder: Path, progress: Progress | None) -> None:
+        """Write all files of the corpus, the manifest last."""
+        tokenizer = self.tokenizer or Tokenizer.train_bpe(self._sample(), self.bpe_size)
+        (folder / TOKENIZER).write_bytes(tokenizer.to_json().encode())
+        with ExitStack() as files:
+            train = SplitWriter(folder, TRAIN, tokenizer, files)
+            valid = SplitWriter(folder, VALID, tokenizer, files) if self.options.share else train
+            _encode(self._placed(own=True), tokenizer, (train, valid), progress)
+            splits = [writer.close() for writer in dict.fromkeys((train, valid))]
+        names = [source.name for source in self.sources]
+        if stamp(names) != self.stamp:
+            raise ValueError(f"{', '.join(names)} changed while it was read; prepare it again")
+        record = TokenizerRecord(self.name, tokenizer.digest, tokenizer.size, tokenizer.separator)
+        manifest = Manifest(self.sources, record, self.options, tokenizer.dtype.name, tuple(splits))
+        manifest.write(folder / MANIFEST)
+
+    def _placed(self, own: bool) -> Iterator[Placed]:
+        """The pieces of the whole corpus or, if `own`, of the documents of this shard."""
+        pieces = documents([source.name for source in self.sources], self.options.source)
+        placed = place(pieces, self.options.share)
+        if self.options.shard is None or not own:
+            return placed
+        i, n = self.options.shard
+        return (each for each in placed if each.document % n == i)
+
+    def _sample(self) -> Iterator[str]:
+        """Texts to train a tokenizer on: the same for all shards, and nothing that is held out."""
+        budget = min(MOST_SAMPLED, SAMPLED_PER_TOKEN * self.bpe_size)
+        training = (each.piece.text for each in self._placed(own=False) if not each.held_out)
+        return iter(sample(training, budget))
+
+
+def sample(texts: Iterable[str], budget: int) -> list[str]:
+    """At most `budget` characters, evenly from all texts whatever their number, in one pass."""
+    kept: list[tuple[int, str]] = []
+    size, limit = 0, 1 << 64
+    for number, text in enumerate(texts):
+        rank = number * 0xD1B54A32D192ED03 % (1 << 64)  # an irrational share of a turn: ranks spread evenly
+        if rank >= limit:
+            continue
+        kept.append((rank, text))
+        size += len(text)
+        while size > budget and len(kept) > 1:
+            limit //= 2
+            kept = [(each, text) for each, text in kept if each < limit]
+            size = sum(len(text) for _, text in kept)
+    return [text for _, text in kept]
+
+
+def _bpe_size(name: str) -> int:
+    """The N of bpe:N; 0 for other tokenizers."""
+    kind, _, size = name.partition(":")
+    if kind != "bpe":
+        return 0
+    if not size.isdecimal() or int(size) < SMALLEST_BPE:
+        raise ValueError(f"a BPE tokenizer is named bpe:SIZE with SIZE >= {SMALLEST_BPE}; got {name!r}")
+    return int(size)
+
+
+def _encode(
+    placed: Iterable[Placed],
+    tokenizer: Tokenizer,
+    writers: tuple[SplitWriter, SplitWriter],
+    progress: Progress | None,
+) -> None:
+    separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], tokenizer.dtype)
+    before: Placed | None = None
+    done = 0
+    for batch in _batches(placed):
+        for each, ids in zip(batch, _ids(batch, tokenizer), strict=True):
+            writer = writers[each.held_out]
+            if not each.follows(before):
+                writer.end()
+            text_bytes = _utf8_length(each.piece.text)
+            writer.add(ids, text_bytes)
+            if each.piece.ends:
+                writer.add(separator, 0)
+                writer.end()
+            before = each
+            done += text_bytes
+        for writer in writers:
+            writer.flush()
+        if progress is not None:
+            progress(done)
+
+
+def _batches(placed: Iterable[Placed]) -> Iterator[list[Placed]]:
+    batch: list[Placed] = []
+    size = 0
+    for each in placed:
+        batch.append(each)
+        size += len(each.piece.text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _ids(batch: list[Placed], tokenizer: Tokenizer) -> list[Ids]:
+    try:
+        return tokenizer.encode_array([each.piece.text for each in batch])
+    except ValueError:
+        for each in batch:  # slowly again, to say where it was
+            try:
+                tokenizer.encode_array([each.piece.text])
+            except ValueError as error:
+                raise ValueError(f"{each.piece.origin}: {error}") from None
+        raise
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

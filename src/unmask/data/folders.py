@@ -1,0 +1,116 @@
+"""A folder appears whole or not at all, whatever happens to the process that writes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[bool]:
+    """Wait until no other process writes `path`; False where the file system cannot tell."""
+    _make_folder(path.parent)
+    lock = path.with_name(f".{path.name}.lock")
+    handle = _locked(lock)
+    if handle is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.unlink(missing_ok=True)  # while it is held: who waits for it will see that it is gone
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path, alone: bool) -> Iterator[Path]:
+    """A fresh folder beside `path` that takes its place at the end; after an error nothing is left of it.
+
+    What earlier runs left when they were killed is removed if this one is `alone` (see `exclusive`).
+    """
+    prefix = f".{path.name}.tmp-"
+    if alone:
+        for entry in path.parent.iterdir():
+            if entry.name.startswith(prefix):
+                shutil.rmtree(entry, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+    old = fresh.with_name(f"{fresh.name}-old")
+    try:
+        fresh.chmod(0o755)  # mkdtemp makes it for the owner only
+        yield fresh
+        for entry in [*fresh.iterdir(), fresh]:
+            sync(entry)
+        if path.exists():
+            path.rename(old)
+        fresh.rename(path)
+        sync(path.parent)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """A fresh file beside `path` that takes its place at the end, if there was no error."""
+    fresh = path.with_name(f".{path.name}.tmp")
+    try:
+        yield fresh
+        sync(fresh)
+        fresh.replace(path)
+        sync(path.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
+def _locked(lock: Path) -> int | None:
+    if sys.platform == "win32":
+        return None
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if _same(handle, lock):
+                return handle
+        except OSError:  # some network file systems have no locks
+            os.close(handle)
+            return None
+        os.close(handle)
+
+
+def _same(handle: int, path: Path) -> bool:
+    """Whether the file behind the handle still has this name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,108 @@
+"""What a prepared corpus says about itself: where its text came from, its encoding, its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from unmask.config import from_json, to_json
+from unmask.data.shards import SplitRecord
+from unmask.data.sources import SourceOptions
+
+FORMAT = "unmask-corpus-1"
+"""Changes whenever the same request would give other files."""
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How text becomes a corpus."""
+
+    source: SourceOptions = SourceOptions()
+    """How documents are found in files."""
+    share: float = 0.05
+    """The part of the text that is held out for validation."""
+    shard: tuple[int, int] | None = None
+    """(i, n): only every n-th document from the i-th on, i from 0; the n parts join by themselves."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"the share of the validation split must be in [0, 1); got {self.share}")
+        if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
+            i, n = self.shard
+            raise ValueError(f"a shard (i, n) needs 0 <= i < n; got ({i}, {n})")
+
+    @property
+    def whole(self) -> PrepareOptions:
+        """The same for all shards."""
+        return replace(self, shard=None)
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """A source as it was named, and what it was."""
+
+    name: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """A tokenizer as it was named, and what it was."""
+
+    name: str
+    digest: str
+    size: int
+    separator: int | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All about a corpus but its ids. `parts`: of how many it was joined; their files stay where they are."""
+
+    sources: tuple[SourceRecord, ...]
+    tokenizer: TokenizerRecord
+    options: PrepareOptions
+    dtype: str
+    splits: tuple[SplitRecord, ...]
+    parts: int | None = None
+    format: str = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("uint16", "uint32"):
+            raise ValueError(f"dtype must be uint16 or uint32; got {self.dtype!r}")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what a reader gets: tokenizer and ids, and not where they came from."""
+        contents: list[object] = [self.format, self.dtype, self.tokenizer.digest, self.tokenizer.separator]
+        for split in self.splits:
+            files = [[record.count, record.sha256] for record in (split.ends, *split.shards)]
+            contents += [split.name, split.bytes, files]
+        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+
+    def write(self, file: Path) -> None:
+        """As JSON."""
+        file.write_text(json.dumps(to_json(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a corpus folder; refused if it is missing, damaged or of another format."""
+        file = folder / MANIFEST
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder; `unmask prepare` makes a corpus folder")
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"{folder} is not a prepared corpus: it has no {MANIFEST}") from None
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"{file} is not in the format {FORMAT!r} that is known here; prepare it again")
+        manifest: Manifest = from_json(cls, data, str(file))
+        return manifest

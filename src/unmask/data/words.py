@@ -1,0 +1,85 @@
+"""The words that byte-level BPE works on: the same words occur again and again, and need to be encoded once.
+
+A library takes a second for one or two megabytes, most of it to find the words and keep track of where they
+stood. Here each word is looked up, and only new ones go to the library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import tokenizers
+
+from unmask.data.lookup import Ids, Unsigned
+
+_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_BEYOND = r"\x80-\U0010ffff"
+
+# GPT-2's words. Its classes of letters and digits are known here for ASCII only, so where a character beyond
+# ASCII follows, the rest up to the next space stays together: the library finds the words in it.
+_WORD = re.compile(
+    rf"""
+    '(?:s|t|re|ve|m|ll|d)
+    | \ ?[A-Za-z]++(?![{_BEYOND}])
+    | \ ?[0-9]++(?![{_BEYOND}])
+    | \ ?[^{_SPACE}A-Za-z0-9{_BEYOND}]++(?![{_BEYOND}])
+    | \ ?[^{_SPACE}]++
+    | [{_SPACE}]+(?![^{_SPACE}])
+    | [{_SPACE}]+
+    """,
+    re.VERBOSE,
+)
+
+LONGEST = 64
+"""Characters of a word that is worth remembering."""
+
+REMEMBERED = 1 << 18
+
+
+def words(text: str) -> list[str]:
+    """The text in parts that byte-level BPE encodes each for itself."""
+    return _WORD.findall(text)
+
+
+class WordLookup:
+    """The ids of a text word by word, remembered."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        self._known: dict[str, bytes] = {}
+
+    def encode(self, texts: Sequence[str], dtype: Unsigned) -> list[Ids]:
+        """The ids of each text."""
+        return [self._encode(words(text), dtype) for text in texts]
+
+    def _encode(self, parts: list[str], dtype: Unsigned) -> Ids:
+        if len(self._known) > REMEMBERED:
+            self._known.clear()
+        new = [word for word in set(parts) if word not in self._known]
+        encodings = self._inner.encode_batch_fast(new, add_special_tokens=False)
+        found = {
+            word: np.array(encoding.ids, dtype).tobytes()
+            for word, encoding in zip(new, encodings, strict=True)
+        }
+        self._known.update(found)
+        ids = np.frombuffer(b"".join(map(self._known.__getitem__, parts)), dtype)
+        for word in found:
+            if len(word) > LONGEST:
+                del self._known[word]
+        return ids
+
+
+def representative(texts: Iterable[str], most: int) -> Iterator[str]:
+    """About `most` words with the frequencies of the texts: every k-th of all their words in sorted order."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(words(text))
+    step = max(1, -(-counts.total() // most))
+    position = 0
+    for word in sorted(counts):
+        before, position = position, position + counts[word]
+        for _ in range(before // step, position // step):
+            yield word

@@ -1,0 +1,191 @@
+"""An experiment is everything that decides a model: text, tokenizer, network, objective, training.
+
+Carried out in a folder, it leaves `experiment.json` (what it is), `corpus/`, `step-*/` (checkpoints),
+`metrics.jsonl` and, at the end, `model/`, ready for `unmask.load`. Carrying it out again goes on where it
+stopped; carrying out another one in the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.backbones.dit import DiTConfig
+from unmask.config import from_json, to_json
+from unmask.data.corpus import Corpus, PrepareOptions, prepare
+from unmask.data.loader import Layout, Loader, Wrapped
+from unmask.evaluation.likelihood import Score, score_rows
+from unmask.model import LanguageModel, ModelConfig
+from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression
+from unmask.release import save
+from unmask.training import checkpoint
+from unmask.training.log import Log
+from unmask.training.loop import Run, Training, train
+from unmask.training.parallel import World
+
+WITHOUT_EFFECT = (
+    "microbatch",
+    "parallelism",
+    "log_every",
+    "save_every",
+    "evaluate_every",
+    "keep",
+    "patience",
+)
+"""Settings of training that a resumed run may change: the weights do not depend on them."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`sources` as `unmask prepare` takes them; `evaluate_rows` held-out rows are scored on the way."""
+
+    sources: tuple[str, ...] = ("stdlib",)
+    tokenizer: str = "bpe:4096"
+    backbone: DiTConfig = DiTConfig()
+    objective: AnyObjective = MDLM()
+    training: Training = Training()
+    layout: Layout = Wrapped()
+    options: PrepareOptions = PrepareOptions()
+    evaluate_rows: int = 64
+
+    def __post_init__(self) -> None:
+        if self.layout.length > self.backbone.length:
+            raise ValueError(
+                f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.length}"
+            )
+
+    def with_objective(self, objective: AnyObjective) -> Experiment:
+        """The same with another objective, and the attention that it needs."""
+        causal = isinstance(objective, Autoregression)
+        return replace(self, objective=objective, backbone=replace(self.backbone, causal=causal))
+
+
+OBJECTIVES: dict[str, AnyObjective] = {
+    "mdlm": MDLM(),
+    "d3pm": D3PM(),
+    "sedd": SEDD(),
+    "ar": Autoregression(),
+}
+"""The counterparts that any experiment can be repeated with."""
+
+
+def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
+    """Prepare, train (or go on training) and export; False if a signal stopped it before its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = _corpus(experiment, folder, world)
+    _claim(experiment, corpus, folder, world)
+    run = _run(experiment, corpus, world)
+    path, damaged = checkpoint.newest(folder)
+    if path is not None:
+        run.resume(path)
+    with Log(folder, experiment.training.steps, run.state.step, quiet=not world.first) as log:
+        for problem in damaged:
+            log.say(f"{problem}; an older checkpoint is used")
+        finished = train(run, folder, log, lambda: _evaluate(experiment, corpus, run))
+    if finished and world.first:
+        with run.ema.applied(run.denoise):
+            save(LanguageModel(run.denoise, corpus.tokenizer), folder / "model", overwrite=True)
+    world.barrier()
+    return finished
+
+
+def averaged_model(folder: Path, world: World) -> LanguageModel:
+    """The model of a run's newest checkpoint, with the averaged weights."""
+    path = folder / "experiment.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is not the folder of a run: it has no {path.name}")
+    stated = json.loads(path.read_text(encoding="utf-8"))
+    stated.pop("corpus")
+    experiment: Experiment = from_json(Experiment, stated, str(path))
+    newest, _ = checkpoint.newest(folder)
+    if newest is None:
+        raise ValueError(f"{folder} has no checkpoint yet")
+    corpus = Corpus.open(folder / "corpus")
+    run = _run(experiment, corpus, world)
+    run.resume(newest)
+    with torch.no_grad():
+        for name, parameter in run.denoise.named_parameters():
+            parameter.copy_(run.ema.weights[name])
+    return LanguageModel(run.denoise.eval(), corpus.tokenizer)
+
+
+def evaluate(
+    lm: LanguageModel,
+    corpus: Corpus,
+    split: str,
+    layout: Layout,
+    rows: int | None,
+    replicates: int,
+    seed: int,
+) -> Score:
+    """The bound on -log p of a corpus (its first `rows` rows), with its error."""
+    if corpus.tokenizer.digest != (lm.tokenizer.digest if lm.tokenizer is not None else None):
+        raise ValueError(f"{corpus.folder} was prepared with another tokenizer than the model's")
+    loader = Loader(corpus.splits[split], layout, batch_size=32)
+    with lm.inference():
+        return score_rows(
+            lm.denoise, lm.objective, loader, corpus.splits[split].bytes, rows, replicates, seed
+        )
+
+
+def _run(experiment: Experiment, corpus: Corpus, world: World) -> Run:
+    training = experiment.training
+    torch.manual_seed(training.seed)
+    denoise = ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()
+    loader = Loader(corpus.splits["train"], experiment.layout, training.batch_size, training.seed)
+    return Run(denoise, experiment.objective, loader, training, world)
+
+
+def _corpus(experiment: Experiment, folder: Path, world: World) -> Corpus:
+    """Rank 0 prepares, the others then read."""
+    if world.first:
+        prepare(experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options)
+    world.barrier()
+    return Corpus.open(folder / "corpus")
+
+
+def _claim(experiment: Experiment, corpus: Corpus, folder: Path, world: World) -> None:
+    """The folder belongs to one experiment on one text: a different one is refused, with what differs."""
+    stated = {**to_json(experiment), "corpus": corpus.digest}
+    for name in WITHOUT_EFFECT:
+        stated["training"].pop(name)
+    path = folder / "experiment.json"
+    if path.exists():
+        changes = list(_differences(json.loads(path.read_text(encoding="utf-8")), stated))
+        if changes:
+            raise ValueError(
+                f"{folder} belongs to another experiment: {'; '.join(changes[:5])}."
+                " Take another folder, or go back to the old settings"
+            )
+    elif world.first:
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(stated, indent=2), encoding="utf-8")
+        os.replace(fresh, path)
+    world.barrier()
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [
+            d for key in keys for d in _differences(old.get(key), new.get(key), f"{where}.{key}".strip("."))
+        ]
+    return [] if old == new else [f"{where} was {old!r} and is now {new!r}"]
+
+
+def _evaluate(experiment: Experiment, corpus: Corpus, run: Run) -> dict[str, float]:
+    """Held-out nats per token; every rank computes the same."""
+    if "valid" not in corpus.splits:
+        return {}
+    split = corpus.splits["valid"]
+    loader = Loader(split, experiment.layout, batch_size=min(32, experiment.evaluate_rows))
+    with torch.no_grad():
+        score = score_rows(
+            run.denoise, experiment.objective, loader, split.bytes, experiment.evaluate_rows, 2, seed=0
+        )
+    return {"valid_nats_per_token": score.nats_per_token, "valid_standard_error": score.standard_error}

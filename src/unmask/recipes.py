@@ -1,0 +1,114 @@
+"""Named experiments, as Python functions: call one, and change it with `dataclasses.replace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unmask.backbones.dit import DiTConfig
+from unmask.data.corpus import PrepareOptions
+from unmask.data.loader import PerDocument, Wrapped
+from unmask.data.sources import SourceOptions
+from unmask.experiment import Experiment
+from unmask.training.loop import Training
+from unmask.training.optim import AdamW, LinearDecay
+
+PAPER = Training(steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup=2500, ema=0.9999)
+LINES = PrepareOptions(source=SourceOptions(lines=True))
+
+
+def stdlib_tiny() -> Experiment:
+    """Python's own standard library, a 4 x 256 model: minutes on a laptop, and nothing to download."""
+    return Experiment(
+        sources=("stdlib",),
+        tokenizer="bpe:4096",
+        backbone=DiTConfig(width=256, depth=4, heads=4, length=128, dropout=0.0),
+        layout=Wrapped(128),
+        training=Training(
+            steps=1000,
+            batch_size=16,
+            optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98)),
+            warmup=50,
+            decay=LinearDecay(),
+            ema=0.99,
+            save_every=100,
+            evaluate_every=250,
+        ),
+    )
+
+
+def text8() -> Experiment:
+    """Characters of Wikipedia, 27 symbols, windows of 256: the paper's 12 x 768 model."""
+    return Experiment(
+        sources=("text8/train.txt",),
+        tokenizer="text8",
+        backbone=DiTConfig(length=256),
+        layout=Wrapped(256),
+        training=PAPER,
+    )
+
+
+def ptb() -> Experiment:
+    """Penn Treebank, a sentence a document."""
+    return Experiment(
+        sources=("ptb/train.txt",),
+        tokenizer="bpe:8192",
+        backbone=DiTConfig(width=512, depth=8, heads=8, length=128),
+        layout=Wrapped(128),
+        options=LINES,
+        training=PAPER,
+    )
+
+
+def wikitext2() -> Experiment:
+    """WikiText-2, articles running on."""
+    return Experiment(
+        sources=("wikitext2/train.tokens",),
+        tokenizer="bpe:16384",
+        backbone=DiTConfig(width=512, depth=8, heads=8, length=512),
+        layout=Wrapped(512),
+        training=PAPER,
+    )
+
+
+def lm1b() -> Experiment:
+    """One Billion Words with BERT's vocabulary, a sentence a row of 128: the paper's setting."""
+    return Experiment(
+        sources=("hub:lm1b",),
+        tokenizer="hub:bert-base-uncased",
+        backbone=DiTConfig(length=128),
+        layout=PerDocument(128),
+        training=PAPER,
+    )
+
+
+def owt_small() -> Experiment:
+    """OpenWebText with GPT-2's vocabulary, windows of 1,024, 12 x 768: the paper's main model."""
+    return Experiment(
+        sources=("hub:openwebtext",),
+        tokenizer="hub:gpt2",
+        backbone=DiTConfig(length=1024),
+        layout=Wrapped(1024),
+        training=PAPER,
+    )
+
+
+def dna() -> Experiment:
+    """A genome, base by base, in windows of 1,024."""
+    return Experiment(
+        sources=("genome.fa.gz",),
+        tokenizer="dna",
+        backbone=DiTConfig(width=256, depth=8, heads=8, length=1024),
+        layout=Wrapped(1024),
+        training=PAPER,
+    )
+
+
+RECIPES: dict[str, Callable[[], Experiment]] = {
+    "stdlib-tiny": stdlib_tiny,
+    "text8": text8,
+    "ptb": ptb,
+    "wikitext2": wikitext2,
+    "lm1b": lm1b,
+    "owt-small": owt_small,
+    "dna": dna,
+}

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unmask.data import formats, holdout
+from unmask.data.formats import PIECE, Piece
+from unmask.data.holdout import HELD_BACK, LEAST, Placed, place
+
+
+def corpus(sizes: list[int]) -> list[Piece]:
+    """Documents of these many characters, in pieces."""
+    numbered = enumerate(sizes)
+    return [piece for i, size in numbered for piece in formats.document("line\n" * (size // 5 + 1), f"{i}")]
+
+
+def share(placed: list[Placed]) -> float:
+    total = sum(len(each.piece.text) for each in placed)
+    return sum(len(each.piece.text) for each in placed if each.held_out) / total
+
+
+@pytest.mark.parametrize("wanted", [0.01, 0.05, 0.3, 0.5])
+def test_many_documents_are_held_out_evenly(wanted: float) -> None:
+    placed = list(place(corpus([500] * 4000), wanted))
+    assert share(placed) == pytest.approx(wanted, abs=0.002)
+    for tenth in range(10):
+        assert share(placed[400 * tenth : 400 * tenth + 400]) == pytest.approx(wanted, abs=0.01)
+    assert all(each.piece.ends for each in placed), "no short document is cut"
+
+
+def test_a_long_document_is_held_out_in_stretches() -> None:
+    placed = list(place(corpus([60 * PIECE]), 0.05))
+    assert share(placed) == pytest.approx(0.05, abs=0.02)
+    assert [i for i, each in enumerate(placed) if each.held_out] == [12, 33, 46]
+    assert {each.document for each in placed} == {0}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 400) | st.integers(1, 3 * PIECE), min_size=1, max_size=8),
+    wanted=st.floats(0.001, 0.5),
+)
+def test_both_splits_have_text_and_nothing_is_lost(sizes: list[int], wanted: float) -> None:
+    pieces = corpus(sizes)
+    placed = list(place(pieces, wanted))
+    assert "".join(each.piece.text for each in placed) == "".join(piece.text for piece in pieces)
+    assert sum(each.piece.ends for each in placed) == len(sizes)
+    total = sum(len(piece.text) for piece in pieces)
+    held_out = sum(len(each.piece.text) for each in placed if each.held_out)
+    assert held_out >= min(LEAST, total // 2) // 2
+    assert total - held_out >= 1
+    for before, after in itertools.pairwise(placed):
+        assert after.document == before.document + before.piece.ends
+
+
+def test_a_small_text_is_held_out_at_its_end() -> None:
+    text = "".join(f"line {i}\n" for i in range(1000))
+    one, two = place([Piece(text, True, "here")], 0.2)
+    assert (one.held_out, two.held_out) == (False, True)
+    assert (one.piece.ends, two.piece.ends) == (False, True)
+    assert one.piece.text + two.piece.text == text
+    assert one.piece.text.endswith("\n")
+    assert len(two.piece.text) == pytest.approx(0.2 * len(text), rel=0.05)
+
+
+@pytest.mark.parametrize(("text", "counts"), [("a", [1]), ("ab", [1, 1]), ("abc", [2, 1])])
+def test_a_few_characters(text: str, counts: list[int]) -> None:
+    placed = list(place([Piece(text, True, "here")], 0.05))
+    assert [len(each.piece.text) for each in placed] == counts
+    assert [each.held_out for each in placed] == [False, True][: len(counts)]
+
+
+def test_nothing_is_held_out_if_nothing_is_asked_for() -> None:
+    assert not any(each.held_out for each in place(corpus([100] * 50 + [3 * PIECE]), 0.0))
+
+
+def test_the_stream_is_not_gathered() -> None:
+    taken = 0
+
+    def endless() -> object:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Piece("x" * PIECE, False, "endless")
+
+    stream = place(endless(), 0.05)  # type: ignore[arg-type]
+    for i in range(100):
+        next(stream)
+        assert taken <= i + 2 + HELD_BACK // PIECE
+
+
+def test_the_choice_is_a_function_of_the_number_alone() -> None:
+    """So that all machines that prepare a part agree, whatever the documents are."""
+    one = [each.held_out for each in place(corpus([600] * 3000), 0.05)][:2000]
+    two = [each.held_out for each in place(corpus([900] * 3000), 0.05)][:2000]
+    assert one == two
+    assert [i for i, each in enumerate(one) if each][:3] == [12, 33, 46]
+
+
+def test_following() -> None:
+    def placed(document: int, held_out: bool) -> Placed:
+        return Placed(Piece("x", False, "here"), held_out, document)
+
+    assert not placed(0, False).follows(None)
+    assert placed(0, True).follows(placed(0, True))
+    assert not placed(0, True).follows(placed(0, False))
+    assert not placed(1, True).follows(placed(0, True))
+
+
+def test_the_last_documents_are_held_out_whole_if_they_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdout, "LEAST", 100)
+    placed = list(place([Piece("x" * 60, True, "here")] * 8, 0.01))
+    assert [each.held_out for each in placed] == [False] * 6 + [True] * 2

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from unmask.data import formats
+from unmask.data.formats import PIECE, Piece, cut, pieces
+from unmask.data.sources import SourceOptions, documents, identity, stamp
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are not at {DATA}")
+
+
+def texts(*names: Path | str, **options: Any) -> list[str]:
+    """Whole documents."""
+    found = [""]
+    for piece in documents([str(name) for name in names], SourceOptions(**options)):
+        found[-1] += piece.text
+        if piece.ends:
+            found.append("")
+    assert found.pop() == "", "the last piece must end its document"
+    return found
+
+
+def written(path: Path, contents: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+    return path
+
+
+def test_a_text_file_is_a_document(tmp_path: Path) -> None:
+    text = " two\r\n\nlines, naïve 漢字 \u2028 🙂\n"
+    assert texts(written(tmp_path / "a.txt", text)) == [text]
+    assert texts(written(tmp_path / "b", b"\xef\xbb\xbf" + text.encode())) == [text]
+
+
+def test_a_line_is_a_document(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.txt", "one\r\n\n  \ntwo \u2028 still two\x0bso\nthree")
+    assert texts(file, lines=True) == ["one", "two \u2028 still two\x0bso", "three"]
+    assert [piece.origin for piece in documents([str(file)], SourceOptions(lines=True))] == [
+        f"{file} line 1",
+        f"{file} line 4",
+        f"{file} line 5",
+    ]
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.txt", "a/b.jsonl", "a.txt", ".hidden", ".git/config", "empty.txt"):
+        contents = "" if name == "empty.txt" else json.dumps({"text": name})
+        written(tmp_path / name, contents)
+    assert [json.loads(text)["text"] if "{" in text else text for text in texts(tmp_path)] == [
+        "a.txt",
+        "a/b.jsonl",
+        "a/z.txt",
+        "b.txt",
+    ]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    rows = [{"text": "one\ntwo", "id": 1}, {"text": ""}, {"text": None}, {"text": "é"}]
+    for suffix in (".jsonl", ".ndjson", ".JSONL"):
+        file = written(tmp_path / f"a{suffix}", "\n".join(map(json.dumps, rows)) + "\n\n")
+        assert texts(file) == ["one\ntwo", "é"]
+    assert texts(written(tmp_path / "b.jsonl", '{"body": "b"}'), field="body") == ["b"]
+
+
+def test_tables(tmp_path: Path) -> None:
+    table = 'label,text\n1,"one, ""two""\n\nthree"\n2,four\n'
+    assert texts(written(tmp_path / "a.csv", table)) == ['one, "two"\n\nthree', "four"]
+    assert texts(tmp_path / "a.csv", column="label") == ["1", "2"]
+    assert texts(tmp_path / "a.csv", column="2") == ["text", 'one, "two"\n\nthree', "four"]
+    tabs = 'id\ttext\n1\tan "unfinished\n2\t"quote\n'
+    assert texts(written(tmp_path / "a.tsv", tabs)) == ['an "unfinished', '"quote']
+    long = "x" * 200_000  # the library's own limit is 131072
+    assert texts(written(tmp_path / "b.csv", f"text\n{long}\n")) == [long]
+
+
+def test_fasta(tmp_path: Path) -> None:
+    file = ">one of them\nACgt\nnn\r\n\n>two\n; a comment\nAC GT\n>empty\n>last\nttt"
+    assert texts(written(tmp_path / "a.fa", file)) == ["ACGTNN", "ACGT", "TTT"]
+    origins = [piece.origin for piece in documents([str(tmp_path / "a.fa")], SourceOptions())]
+    assert origins == [f"{tmp_path / 'a.fa'} record of line {line}" for line in (1, 5, 9)]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7])
+def test_where_a_file_is_read_in_blocks_does_not_matter(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fasta = written(tmp_path / "a.fa", ">one\nAC\nGT\n;c>c\n>two>\n\nACGT>\nA\n>t\nG")
+    lines = written(tmp_path / "a.txt", "naïve\r\n\n漢字\n🙂 end")
+    table = written(tmp_path / "a.csv", 'a,text\n1,"é\n2"\n3,x\n')
+    expected = texts(fasta, table), texts(lines, lines=True)
+    assert expected == (["ACGT", "ACGT>A", "G", "é\n2", "x"], ["naïve", "漢字", "🙂 end"])
+    monkeypatch.setattr(formats, "BLOCK", block)
+    assert (texts(fasta, table), texts(lines, lines=True)) == expected
+
+
+def test_gzip_around_everything(tmp_path: Path) -> None:
+    for name, contents in {
+        "a.txt": "text",
+        "b": "text",
+        "c.jsonl": '{"text": "json"}',
+        "d.csv": "text\ncsv",
+        "e.fa": ">a\nACGT",
+    }.items():
+        written(tmp_path / f"{name}.gz", gzip.compress(contents.encode()))
+    assert texts(tmp_path) == ["text", "text", "json", "csv", "ACGT"]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = ["one", None, "", "é" * 3, *(str(i) for i in range(1000))]
+    table = arrow.table({"text": rows, "id": list(range(len(rows)))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+    assert texts(tmp_path / "a.parquet") == [row for row in rows if row]
+    written(tmp_path / "b.parquet.gz", gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    assert texts(tmp_path / "b.parquet.gz") == [row for row in rows if row]
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'body'; it has 'text', 'id'$"):
+        texts(tmp_path / "a.parquet", column="body")
+    with pytest.raises(ValueError, match=r"a\.parquet row 1 has int in 'id' where a text is expected$"):
+        texts(tmp_path / "a.parquet", column="id")
+    with pytest.raises(ValueError, match=r"c\.parquet is not a parquet file that can be read: "):
+        texts(written(tmp_path / "c.parquet", b"PAR1 or not"))
+
+
+@pytest.fixture
+def data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that `datasets` loads as it would load it from the hub."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    rows = [{"text": "one", "n": 1}, {"text": None, "n": 2}, {"text": "three", "n": 3}]
+    written(folder / "train.jsonl", "\n".join(map(json.dumps, rows)))
+    written(folder / "validation.jsonl", json.dumps({"text": "held out", "n": 4}))
+    return folder
+
+
+def test_hub_data_sets(data_set: Path) -> None:
+    assert texts(f"hub:{data_set}") == ["one", "three"]
+    assert texts(f"hub:{data_set}::validation") == ["held out"]
+    assert texts(f"hub:{data_set}:default:validation") == ["held out"]
+    for name, options, message in (
+        (f"hub:{data_set}:nothing", {}, rf"^the data set {data_set} cannot be loaded: .*nothing"),
+        (f"hub:{data_set}::test", {}, rf"^the data set {data_set} cannot be loaded: .*test"),
+        (f"hub:{data_set}/not-there", {}, r"^the data set .*not-there cannot be loaded: "),
+        (f"hub:{data_set}", {"column": "body"}, r"train row 1 has no column 'body'; it has 'text', 'n'$"),
+        (f"hub:{data_set}", {"column": "n"}, r"train row 1 has int in 'n' where a text is expected$"),
+        ("hub:", {}, r"^a hub data set is named hub:NAME, .*; got hub:$"),
+        ("hub:a:b:c:d", {}, r"^a hub data set is named hub:NAME, .*; got hub:a:b:c:d$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            texts(name, **options)
+
+
+def test_the_identity_of_a_hub_data_set(data_set: Path) -> None:
+    name = f"hub:{data_set}::validation"
+    before = identity([name])[name]
+    assert before.startswith(f"hub {data_set} config:None split:validation fingerprint:")
+    times = (data_set / "train.jsonl").stat()
+    written(data_set / "train.jsonl", (data_set / "train.jsonl").read_text().replace("one", "two"))
+    os.utime(data_set / "train.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert identity([name])[name] != before
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "extra"), [("pyarrow.parquet", "a.parquet", "parquet"), ("datasets", "hub:a", "hub")]
+)
+def test_a_missing_extra_is_named(
+    module: str, name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = module.split(".")[0]
+    monkeypatch.setitem(sys.modules, package, None)
+    source = name if name.startswith("hub:") else str(written(tmp_path / name, "PAR1"))
+    with pytest.raises(
+        ValueError, match=rf"^this needs the package {package}: pip install 'unmask\[{extra}\]'$"
+    ):
+        texts(source)
+
+
+def test_the_standard_library() -> None:
+    origins = set()
+    size = 0
+    for piece in documents(["stdlib"], SourceOptions()):
+        origins.add(piece.origin)
+        size += len(piece.text)
+    assert 5e6 < size < 30e6
+    assert {"stdlib/this.py", "stdlib/json/decoder.py", "stdlib/idlelib/idle.py"} <= origins
+    assert {"stdlib/unittest/case.py", "stdlib/doctest.py"} <= origins
+    folders = {folder for name in origins for folder in name.split("/")[:-1]}
+    assert not folders & {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+    assert len(origins) > 400
+    assert identity(["stdlib"])["stdlib"].startswith("Python 3.")
+
+
+def test_several_sources_follow_on_one_another(tmp_path: Path) -> None:
+    one, two = written(tmp_path / "1", "one"), written(tmp_path / "2", "two")
+    assert texts(two, one, two) == ["two", "one", "two"]
+
+
+BAD = {
+    "latin-1": ("a.txt", "caf\xe9".encode("latin-1"), r"a\.txt is not UTF-8: byte 0xe9 at offset 3 "),
+    "utf-16": ("a.txt", "text".encode("utf-16"), r"a\.txt is not UTF-8: byte 0xff at offset 0 "),
+    "cut": ("a.txt", "x漢".encode()[:-1], r"a\.txt is not UTF-8: byte 0xe6 at offset 1 "),
+    "far": (
+        "a.txt",
+        "é".encode() * (1 << 20) + b"\xff",
+        r"a\.txt is not UTF-8: byte 0xff at offset 2097152 does not belong there$",
+    ),
+    "nul": ("a.txt", b"text\0\xff", r"a\.txt is not text: it has a NUL byte at offset 4$"),
+    "garbage": ("a.bin", bytes(range(256)) * 8, r"a\.bin is not text: it has a NUL byte at offset 0$"),
+    "empty": ("a.txt", b"", r"a\.txt is empty$"),
+    "blank": ("a.jsonl", b"\n\n", r"a\.jsonl holds no text$"),
+    "bom only": ("a.txt", b"\xef\xbb\xbf", r"a\.txt holds no text$"),
+    "json": ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a\.jsonl line 2 is not valid JSON: "),
+    "deep json": ("a.jsonl", b"[" * 100_000, r"a\.jsonl line 1 is not valid JSON: "),
+    "json list": ("a.jsonl", b"[1]", r"a\.jsonl line 1 must hold a JSON object; got list$"),
+    "field": ("a.jsonl", b'\n{"a": 1, "b": 2}', r"a\.jsonl line 2 has no field 'text'; it has 'a', 'b'$"),
+    "no text": ("a.jsonl", b'{"text": 3}', r"a\.jsonl line 1 has int in 'text' where a text is expected$"),
+    "escaped nul": ("a.jsonl", rb'{"text": "a\u0000"}', r"a\.jsonl line 1 has a NUL character in its text"),
+    "surrogate": ("a.jsonl", rb'{"text": "a\ud800"}', r"a\.jsonl line 1 has '\\ud800' in its text, which"),
+    "column": ("a.csv", b"a,b\n1,2", r"a\.csv has no column 'text'; its first line has 'a', 'b' \(for a "),
+    "quotes": ("a.csv", b'text\n"a"b\n', r"a\.csv line 2 is not a row of a table: "),
+    "open quote": ("a.csv", b'text\na\n"b\n', r"a\.csv line 3 is not a row of a table: "),
+    "short row": ("a.csv", b"a,text\n1,2\n\n3\n", r"a\.csv line 4 has 1 columns and so no column 2$"),
+    "fasta": ("a.fa", b"\nACGT\n>x\n", r"a\.fa is not FASTA: line 1 does not start with '>'$"),
+    "no gzip": ("a.txt.gz", b"text", r"a\.txt\.gz is not a gzip file that can be read: "),
+    "cut gzip": (
+        "a.txt.gz",
+        gzip.compress(os.urandom(999).hex().encode())[:-90],
+        r"a\.txt\.gz is not a gzip file that can be read: ",
+    ),
+    "gzipped garbage": (
+        "a.txt.gz",
+        gzip.compress(b"abc\xff"),
+        r"a\.txt\.gz is not UTF-8: byte 0xff at offset 3 ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
+    name, contents, message = BAD[case]
+    with pytest.raises(ValueError, match=message) as error:
+        texts(written(tmp_path / name, contents))
+    assert str(error.value).startswith(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_column_numbers_start_at_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^columns are counted from 1; got 0 for .*a\.csv$"):
+        texts(written(tmp_path / "a.csv", "a\n"), column="0")
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^there is no file or folder .*absent \(other sources are stdlib"):
+        texts(tmp_path / "absent")
+    with pytest.raises(ValueError, match=r"^the folder .* holds no files$"):
+        texts(tmp_path)
+    with pytest.raises(ValueError, match=r"^/dev/null is neither a file nor a folder$"):
+        texts("/dev/null")
+    with pytest.raises(ValueError, match=r"cannot be read: File name too long$"):
+        texts("x" * 5000)
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    for look in (lambda: texts(tmp_path), lambda: identity([str(tmp_path)]), lambda: stamp([str(tmp_path)])):
+        with pytest.raises(ValueError, match=r"link cannot be read: No such file or directory$"):
+            look()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path / "folder" / "a.txt", "text")
+    file.chmod(0)
+    with pytest.raises(ValueError, match=r"a\.txt cannot be read: Permission denied$"):
+        texts(file)
+    file.parent.chmod(0)
+    try:
+        with pytest.raises(ValueError, match=r"folder cannot be read: Permission denied$"):
+            texts(tmp_path)
+    finally:
+        file.parent.chmod(0o755)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(alphabet="ab \né漢", max_size=30), max_size=8))
+@example(["\n" * 50])
+def test_pieces_are_the_document(parts: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "PIECE", 16)
+        found = list(pieces(parts, "here"))
+    assert "".join(piece.text for piece in found) == "".join(parts)
+    assert all(0 < len(piece.text) <= 16 for piece in found)
+    assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True] * bool(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("abc\ndef\n\nghijkl", 4),  # between two written characters, though a blank line comes later
+        ("abc\n\ndef  ghijkl", 5),  # before a written character
+        ("abc\n  def ghijkl", 9),  # an indented line does not start anew; a word does
+        ("abcdefghijklmnop", 12),
+        ("abcdefghijk\nmnop", 12),
+        ("abcdefghijkl\nnop", 12),
+    ],
+)
+def test_where_a_text_is_cut(text: str, stop: int) -> None:
+    assert cut(text, 12, 12) == stop
+
+
+def test_long_documents_are_streamed(tmp_path: Path) -> None:
+    """A file of pieces is not read further than the piece that is asked for."""
+    base = "ACGTTGCA" * 1000 + "\n"
+    long = written(tmp_path / "a.txt", base * 1000)
+    record = written(tmp_path / "a.fa", ">a\n" + (base * 1000).replace("\n", ""))  # a genome in one line
+    for file in (long, record):
+        stream = documents([str(file)], SourceOptions())
+        first = next(stream)
+        assert (len(first.text) <= PIECE, first.ends) == (True, False)
+        rest = list(stream)
+        assert [piece.ends for piece in rest] == [False] * (len(rest) - 1) + [True]
+        assert sum(len(piece.text) for piece in [first, *rest]) >= 8_000_000
+
+
+def test_a_stream_reads_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        asked = 0
+
+        def read(self, size: int) -> bytes:
+            self.asked += size
+            return b"word " * (size // 5)
+
+    for read in (formats.whole, formats.fasta):
+        endless: Any = Endless()
+        if read is formats.fasta:
+            endless.read(0)
+            monkeypatch.setattr(formats, "_decoded", lambda handle, origin: _headed(handle))
+        stream = read(endless, "endless")
+        for _ in range(50):
+            assert isinstance(next(stream), Piece)
+        assert endless.asked <= 60 * PIECE + 2 * formats.BLOCK
+
+
+def _headed(handle: Any) -> Iterator[str]:
+    yield ">head\n"
+    while True:
+        yield handle.read(formats.BLOCK).decode()
+
+
+def test_identity_is_the_contents(tmp_path: Path) -> None:
+    file = written(tmp_path / "x" / "a.txt", "some text")
+    before = identity([str(file)])[str(file)]
+    assert before == f"text sha256:{hashlib.sha256(b'some text').hexdigest()}"
+    copy = written(tmp_path / "y" / "b", "some text")
+    assert identity([str(copy)])[str(copy)] == before  # wherever it lies
+    other = written(tmp_path / "y" / "b.jsonl", "some text")
+    assert identity([str(other)])[str(other)] != before  # but not how it is read
+    times = file.stat()
+    written(file, "same size")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert identity([str(file)])[str(file)] != before
+
+
+def test_identity_of_a_folder(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt", "one")
+    written(tmp_path / "b.txt", "two")
+
+    def look() -> str:
+        return identity([str(tmp_path)])[str(tmp_path)]
+
+    seen = {look()}
+    written(tmp_path / ".hidden", "x")
+    assert {look()} == seen
+    written(tmp_path / "b.txt", "owt")
+    seen.add(look())
+    (tmp_path / "b.txt").rename(tmp_path / "c.txt")
+    seen.add(look())
+    written(tmp_path / "c.txt", "")
+    seen.add(look())
+    assert len(seen) == 4
+
+
+def test_the_stamp_notices_a_write(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.txt", "text")
+    before = stamp([str(file), "stdlib"])
+    assert stamp([str(file), "stdlib"]) == before
+    with file.open("a") as handle:
+        handle.write("more")
+    assert stamp([str(file), "stdlib"]) != before
+
+
+def test_options_are_plain() -> None:
+    config = importlib.import_module("unmask.config")
+    options = SourceOptions(lines=True, column="3")
+    assert config.from_json(SourceOptions, config.to_json(options)) == options
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "options", "count", "start"),
+    [
+        ("ag_news/test.csv", {"column": "3"}, 7600, "Unions representing workers at Turner"),
+        ("ptb/valid.txt", {"lines": True}, 3370, " consumers may want to move their"),
+        ("lm1b/heldout-00000-of-00050.txt", {"lines": True}, 6075, ""),
+        ("arxiv/papers.jsonl", {"field": "body"}, 113, ""),
+        ("glue/SST-2/dev.tsv", {"column": "sentence"}, 872, "it 's a charming and often affecting journey"),
+        ("dna/gue/mouse_0/dev.csv", {"column": "sequence"}, 810, ""),
+        ("dna/genomes/ecoli_k12_mg1655.fa.gz", {}, 1, "AGCTTTTCATTCTGACTGCAACGGGCAATATGTCTCTGTGTGGATT"),
+        ("wikitext_raw/valid.txt", {}, 1, ""),
+    ],
+)
+def test_real_data(name: str, options: dict[str, Any], count: int, start: str) -> None:
+    found = texts(DATA / name, **options)
+    assert len(found) == count
+    assert found[0].startswith(start)
+
+
+@needs_data
+def test_a_genome() -> None:
+    (genome,) = texts(DATA / "dna" / "genomes" / "ecoli_k12_mg1655.fa.gz")
+    assert len(genome) == 4_639_675  # of U00096.2
+    assert set(genome) == set("ACGT")

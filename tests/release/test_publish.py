@@ -1,0 +1,43 @@
+"""The published layout is written as well as read: a round trip changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import unmask
+from unmask import MDLM, SEDD, DiTConfig, LanguageModel, TimeConditioning, Tokenizer
+
+
+def model(**options: object) -> LanguageModel:
+    backbone = DiTConfig(width=32, depth=2, heads=2, length=16, dropout=0.1, **options)  # type: ignore[arg-type]
+    lm = LanguageModel.new(backbone, MDLM(), Tokenizer.characters("abc "))
+    for parameter in lm.denoise.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return lm
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_round_trip_is_exact(tmp_path: Path, tied: bool) -> None:
+    lm = model(tied=tied)
+    folder = unmask.save(lm, tmp_path / "published", published=True)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "mdlm"
+    again = unmask.load(folder)
+    z = torch.tensor([[0, 4, 1, 4, 2]])
+    t, rows = torch.full((1, 1), 0.4), z == 4
+    assert torch.equal(again.denoise(z, t, rows), lm.denoise.eval()(z, t, rows))
+    assert again.denoise.config.backbone.dropout == 0.1
+
+
+def test_what_the_layout_cannot_hold_is_refused(tmp_path: Path) -> None:
+    for lm in (model(time=TimeConditioning()), model(qk_norm=True), model(rotary_base=100.0)):
+        with pytest.raises(ValueError, match="plain bidirectional DiTs only"):
+            unmask.save(lm, tmp_path / "refused", published=True)
+    backbone = DiTConfig(width=32, depth=1, heads=2, length=16)
+    sedd = LanguageModel.new(backbone, SEDD(), Tokenizer.characters("abc "))
+    with pytest.raises(ValueError, match="MDLM models whose mask is the last id"):
+        unmask.save(sedd, tmp_path / "refused", published=True)
+    assert not (tmp_path / "refused").exists()

@@ -1,0 +1,112 @@
+"""From a text file to a measured model, through the command line, in a folder of one's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import unmask
+from unmask.backbones.dit import DiTConfig
+from unmask.cli import main
+from unmask.data.loader import Wrapped
+from unmask.experiment import Experiment, carry_out
+from unmask.recipes import RECIPES
+from unmask.training.loop import Training
+from unmask.training.optim import AdamW
+from unmask.training.parallel import World
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
+
+
+def tiny(source: Path) -> Experiment:
+    return Experiment(
+        sources=(str(source),),
+        tokenizer="bytes",
+        backbone=DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0),
+        layout=Wrapped(16),
+        training=Training(
+            steps=6, batch_size=4, optimizer=AdamW(lr=1e-2), warmup=2, bf16=False, save_every=3, ema=0.5
+        ),
+        evaluate_rows=4,
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "fox.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_the_same_experiment_goes_on_and_another_is_refused(source: Path, tmp_path: Path) -> None:
+    experiment, folder = tiny(source), tmp_path / "run"
+    assert carry_out(experiment, folder, World())
+    first = unmask.load(folder / "model").score("the fox").nats
+    assert carry_out(replace(experiment, training=replace(experiment.training, keep=3)), folder, World())
+    assert unmask.load(folder / "model").score("the fox").nats == first
+    longer = replace(experiment, training=replace(experiment.training, warmup=3))
+    with pytest.raises(ValueError, match=r"another experiment: training\.warmup was 2 and is now 3"):
+        carry_out(longer, folder, World())
+    source.write_text(TEXT + "and runs")
+    with pytest.raises(ValueError, match="another experiment: corpus was"):
+        carry_out(experiment, folder, World())
+
+
+def test_prepare_train_eval_sample(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(RECIPES, "tiny", lambda: tiny(source))
+
+    def command(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    corpus = tmp_path / "corpus"
+    assert "tokens in" in command("prepare", str(source), "--out", str(corpus), "--tokenizer", "bytes")
+    run = tmp_path / "run"
+    assert command("train", "tiny", "--out", str(run), "--steps", "4").strip() == str(run / "model")
+    score = json.loads(command("eval", str(run / "model"), str(source), "--replicates", "2", "--json"))
+    assert score["bytes"] == len(TEXT)
+    assert score["tokens"] == len(TEXT) + 1  # the document's separator is predicted, too
+    assert score["standard_error"] > 0
+    for options in ((), ("--published",)):
+        exported = Path(command("export", str(run), str(tmp_path / f"out{len(options)}"), *options).strip())
+        assert unmask.load(exported).score("the fox").nats == unmask.load(run / "model").score("the fox").nats
+    assert command("sample", str(run / "model"), "--length", "8", "--steps", "2")
+    assert "stdlib-tiny" in command("recipes")
+
+
+def test_an_autoregressive_counterpart_is_one_word_away(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(RECIPES, "tiny", lambda: tiny(source))
+    monkeypatch.setattr(
+        sys, "argv", ["unmask", "train", "tiny", "--out", str(tmp_path / "ar"), "--objective", "ar"]
+    )
+    main()
+    assert unmask.load(tmp_path / "ar" / "model").score("the fox").standard_error == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "stdlib-tinny"], "did you mean stdlib-tiny"),
+        (["train", "stdlib-tiny", "--steps", "0"], "steps must be at least 1; got 0"),
+        (["prepare", "nowhere.txt"], "nowhere.txt"),
+        (["prepare", "stdlib", "--shard", "4"], "a shard is written I/N"),
+        (["eval", "nowhere", "x.txt"], "nowhere is not a folder"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err

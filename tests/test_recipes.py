@@ -1,0 +1,31 @@
+"""Every recipe builds, with each of its counterparts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from unmask.config import from_json, to_json
+from unmask.experiment import OBJECTIVES, Experiment
+from unmask.model import ModelConfig
+from unmask.recipes import RECIPES
+from unmask.types import Vocab
+
+
+@pytest.mark.parametrize(("name", "objective"), list(itertools.product(RECIPES, OBJECTIVES)))
+def test_every_recipe_builds(name: str, objective: str) -> None:
+    experiment = RECIPES[name]().with_objective(OBJECTIVES[objective])
+    with torch.device("meta"):  # shapes only: the large ones need no memory
+        model = ModelConfig(Vocab(30, 29), experiment.backbone, experiment.objective).build()
+    assert model.backbone.causal == (objective == "ar")
+    assert experiment.layout.length <= experiment.backbone.length
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_json(name: str) -> None:
+    experiment = RECIPES[name]()
+    assert from_json(Experiment, json.loads(json.dumps(to_json(experiment)))) == experiment
+    assert RECIPES[name].__doc__
