@@ -98,10 +98,13 @@ def main() -> None:
     for line in (order, shuffled):
         score = lm.score(line, draws=256)
         console.print(f"{score.nats_per_token:.2f} ± {score.standard_error:.2f} nats per word: {line}")
-    console.rule("four samples")
-    samples = lm.sample(n=4, sampler=unmask.Ancestral(steps=LENGTH))
-    for sample in samples.texts:
-        console.print(sample)
+    for title, sampler in (
+        ("two samples, in random order", unmask.Ancestral(steps=LENGTH)),
+        ("two samples, the surest word first", unmask.Confidence(steps=LENGTH)),
+    ):
+        console.rule(title)
+        for sample in lm.sample(n=2, sampler=sampler).texts:
+            console.print(sample)
     console.rule("three templates, filled")
     for template in (
         "Beautiful is better than <mask>.",

@@ -470,7 +470,7 @@ def test_a_real_genome(tmp_path: Path) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["wikitext_raw/valid.txt", "tinyshakespeare/input.txt", "samples/wiki.utf8"])
+@pytest.mark.parametrize("name", ["wikitext_raw/valid.txt", "tinyshakespeare/input.txt"])
 def test_cutting_a_document_does_not_change_its_tokens(name: str, tmp_path: Path) -> None:
     text = (DATA / name).read_text(encoding="utf-8")
     corpus = prepare([str(DATA / name)], tmp_path / "out", "bpe:1024", ALL)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,50 @@ def test_a_join_that_fails_leaves_no_manifest(
     assert join(out).splits["train"].tokens
 
 
+def test_a_joined_manifest_never_lists_replaced_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    for i in range(2):
+        prepare([str(source)], out, "bytes", PrepareOptions(LINES.source, shard=(i, 2)))
+    stale = (out / "manifest.json").read_bytes()
+    other = PrepareOptions(LINES.source, share=0.2, shard=(1, 2))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("unmask.data.corpus._join_if_complete", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([str(source)], out, "bytes", other)
+    assert not (out / "manifest.json").exists(), "killed between a new part and joining it"
+    (out / "manifest.json").write_bytes(stale)  # another machine joined the old parts in that moment
+    prepare([str(source)], out, "bytes", other)
+    assert not (out / "manifest.json").exists()
+
+
+def test_a_lock_that_was_given_up_is_not_shared(tmp_path: Path) -> None:
+    """Who waits for a lock file that its holder deletes must lock the next one, not the deleted one."""
+    pytest.importorskip("fcntl")
+    path, lock = tmp_path / "out", tmp_path / ".out.lock"
+    seen: list[bool] = []
+
+    def wait() -> None:
+        with folders.exclusive(path):
+            seen.append(lock.exists())
+
+    with folders.exclusive(path) as alone:
+        assert alone
+        assert lock.exists()
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.2)
+        assert seen == []
+    waiting.join(10)
+    assert seen == [True]
+    assert not lock.exists()
+
+
 def test_a_fresh_folder_replaces_the_old_one_or_gives_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,7 +440,7 @@ print(seen[-1][0], seen[-1][1] - early)
     source = tmp_path / "large.txt"
     with source.open("w") as handle:
         for i in range(200):
-            handle.write("".join(f"{i} {j} the quick brown fox jumps over it\n" for j in range(22_000)))
+            handle.write("".join(f"{i} {j} the quick brown fox jumps over it\n" for j in range(24_000)))
     for tokenizer in ("bytes", "bpe:1024"):
         done = subprocess.run(
             [sys.executable, "-c", code, str(source), str(tmp_path / "out"), tokenizer],

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,9 @@ from unmask.data.encoding import TOKENIZER, Progress, Request
 from unmask.data.manifest import MANIFEST, Manifest, PrepareOptions
 from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends
 from unmask.data.tokenizer import Tokenizer
-from unmask.types import Vocab
+
+if TYPE_CHECKING:
+    from unmask.types import Vocab
 
 __all__ = ["Corpus", "PrepareOptions", "Split", "join", "prepare"]
 
@@ -56,6 +59,8 @@ class Corpus:
     @property
     def vocab(self) -> Vocab:
         """The tokenizer's ids and, after them, the mask."""
+        from unmask.types import Vocab  # torch takes a second to import, and preparing does not need it
+
         return Vocab(size=self.tokenizer.size + 1, mask=self.tokenizer.size)
 
     @property

@@ -30,7 +30,7 @@ TRAIN, VALID = "train", "valid"
 BATCH = 16 * PIECE
 """Characters that are encoded at a time: enough for all cores, and little to hold."""
 
-MOST_SAMPLED, SAMPLED_PER_TOKEN = 64 << 20, 2 << 10
+MOST_SAMPLED, SAMPLED_PER_TOKEN = 64 << 20, 1 << 10
 """Characters that a BPE vocabulary is trained on: at most, and for each of its tokens."""
 
 Progress = Callable[[int], None]

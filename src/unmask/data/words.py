@@ -22,10 +22,10 @@ _BEYOND = r"\x80-\U0010ffff"
 # ASCII follows, the rest up to the next space stays together: the library finds the words in it.
 _WORD = re.compile(
     rf"""
-    '(?:s|t|re|ve|m|ll|d)
-    | \ ?[A-Za-z]++(?![{_BEYOND}])
-    | \ ?[0-9]++(?![{_BEYOND}])
+    \ ?[A-Za-z]++(?![{_BEYOND}])
+    | '(?:s|t|re|ve|m|ll|d)
     | \ ?[^{_SPACE}A-Za-z0-9{_BEYOND}]++(?![{_BEYOND}])
+    | \ ?[0-9]++(?![{_BEYOND}])
     | \ ?[^{_SPACE}]++
     | [{_SPACE}]+(?![^{_SPACE}])
     | [{_SPACE}]+
