@@ -44,3 +44,30 @@ class Denoise(Protocol):
     def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
         """One line of log_x for each row of z that is asked."""
         ...
+
+
+class Around:
+    """A denoiser around another, which it is like in all but its call."""
+
+    def __init__(self, denoise: Denoise) -> None:
+        self.denoise = denoise
+
+    @property
+    def vocab(self) -> Vocab:
+        return self.denoise.vocab
+
+    @property
+    def process(self) -> Process:
+        return self.denoise.process
+
+    @property
+    def normalised(self) -> bool:
+        return self.denoise.normalised
+
+    @property
+    def timeless(self) -> bool:
+        return self.denoise.timeless
+
+    @property
+    def max_length(self) -> int | None:
+        return self.denoise.max_length

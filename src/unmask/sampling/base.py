@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from unmask.diffusion.categorical import Choice, draw
-from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.denoise import Around, Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
 from unmask.sampling.canvas import Canvas
-from unmask.types import LogX, Rows, Times, Tokens, Vocab
+from unmask.types import LogX, Rows, Times, Tokens
 
 
 class Sampler(Protocol):
@@ -80,32 +80,12 @@ def choose(choice: Choice, log_x: LogX, uniform: Tensor, mask: int, jump: Tensor
     return draw(weights, uniform)
 
 
-class Counted:
+class Counted(Around):
     """A denoiser that counts what it is asked: network calls, sequences in them, rows of the head."""
 
     def __init__(self, denoise: Denoise) -> None:
-        self.denoise = denoise
+        super().__init__(denoise)
         self.calls = self.sequences = self.head_rows = 0
-
-    @property
-    def vocab(self) -> Vocab:
-        return self.denoise.vocab
-
-    @property
-    def process(self) -> Process:
-        return self.denoise.process
-
-    @property
-    def normalised(self) -> bool:
-        return self.denoise.normalised
-
-    @property
-    def timeless(self) -> bool:
-        return self.denoise.timeless
-
-    @property
-    def max_length(self) -> int | None:
-        return self.denoise.max_length
 
     def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
         log_x = self.denoise(z, t, rows, **context)

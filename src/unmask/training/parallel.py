@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unmask.diffusion.denoise import Denoise
-from unmask.diffusion.process import Process
-from unmask.types import LogX, Rows, Times, Tokens, Vocab
+from unmask.diffusion.denoise import Around, Denoise
+from unmask.types import LogX, Rows, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -116,31 +115,12 @@ class Sharded:
 Parallelism: TypeAlias = Replicated | Sharded
 
 
-class Through:
+class Through(Around):
     """A denoiser called through its wrapper, so that DDP and FSDP see the forward pass."""
 
     def __init__(self, denoise: Denoise, wrapped: nn.Module) -> None:
-        self.denoise, self.wrapped = denoise, wrapped
-
-    @property
-    def vocab(self) -> Vocab:
-        return self.denoise.vocab
-
-    @property
-    def process(self) -> Process:
-        return self.denoise.process
-
-    @property
-    def normalised(self) -> bool:
-        return self.denoise.normalised
-
-    @property
-    def timeless(self) -> bool:
-        return self.denoise.timeless
-
-    @property
-    def max_length(self) -> int | None:
-        return self.denoise.max_length
+        super().__init__(denoise)
+        self.wrapped = wrapped
 
     def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
         log_x: Tensor = self.wrapped(z, t, rows, **context)
