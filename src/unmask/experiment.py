@@ -186,6 +186,6 @@ def _evaluate(experiment: Experiment, corpus: Corpus, run: Run) -> dict[str, flo
     loader = Loader(split, experiment.layout, batch_size=min(32, experiment.evaluate_rows))
     with torch.no_grad():
         score = score_rows(
-            run.denoise, experiment.objective, loader, split.bytes, experiment.evaluate_rows, 2, seed=0
+            run.denoise, experiment.objective, loader, split.bytes, experiment.evaluate_rows, 4, seed=0
         )
     return {"valid_nats_per_token": score.nats_per_token, "valid_standard_error": score.standard_error}

@@ -110,18 +110,24 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
 
 
 def test_evaluation_sees_the_averaged_weights(tmp_path: Path) -> None:
+    """And training goes on with its own: while evaluating, the two have changed places."""
     run = fresh(steps=6, ema=0.5, evaluate_every=3)
-    seen: list[bool] = []
+    seen: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
     def evaluate() -> dict[str, float]:
-        named = dict(run.denoise.named_parameters())
-        live = {k: v.detach().clone() for k, v in named.items()}
-        seen.append(not run.denoise.training)
-        return {"distance": float(sum((live[k] - run.ema.weights[k]).abs().sum() for k in live))}
+        assert not run.denoise.training
+        in_place = {name: p.detach().clone() for name, p in run.denoise.named_parameters()}
+        seen.append((in_place, {name: w.clone() for name, w in run.ema.weights.items()}))
+        return {"figure": 1.0}
 
     with Log(tmp_path, 6, 0) as log:
         train(run, tmp_path, log, evaluate)
-    assert seen == [True, True]
+    assert len(seen) == 2
+    averaged, own = seen[-1]
+    for name, parameter in run.denoise.named_parameters():
+        assert torch.equal(parameter, own[name])
+        assert torch.equal(run.ema.weights[name], averaged[name])
+    assert any(not torch.equal(averaged[name], own[name]) for name in own)
     assert run.denoise.training
 
 
