@@ -17,7 +17,7 @@ from unmask.experiment import Experiment, carry_out
 from unmask.recipes import RECIPES
 from unmask.training.loop import Training
 from unmask.training.optim import AdamW
-from unmask.training.parallel import World
+from unmask.world import World
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
 

@@ -18,7 +18,8 @@ from unmask.training import checkpoint
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
 from unmask.training.optim import Muon
-from unmask.training.parallel import Sharded, World, world
+from unmask.training.parallel import Sharded
+from unmask.world import World, world
 
 SETTINGS = Training(
     steps=12, batch_size=7, microbatch=2, optimizer=Muon(), warmup=3, bf16=False, save_every=4, log_every=1

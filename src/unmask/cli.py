@@ -175,7 +175,7 @@ def prepare(
     options = PrepareOptions(SourceOptions(lines, field, column), share, _shard(shard))
     corpus = prepare_corpus(sources, out, tokenizer, options)
     for name, split in corpus.splits.items():
-        print(f"{name}: {split.tokens:,} tokens in {split.documents:,} documents, {split.bytes:,} bytes")
+        print(f"{name}: {split.tokens:,} tokens in {split.documents:,} documents, {split.text.bytes:,} bytes")
     print(f"vocabulary: {corpus.vocab.size:,} with the mask; in {corpus.folder}")
 
 
@@ -211,7 +211,7 @@ def train(
 
     from unmask.experiment import OBJECTIVES, carry_out
     from unmask.recipes import RECIPES
-    from unmask.training.parallel import world
+    from unmask.world import world
 
     experiment = _known(RECIPES, recipe, "recipe")()
     if objective != "mdlm":
@@ -273,9 +273,8 @@ def evaluate(
         corpus = prepare_corpus(sources, Path(scratch) / "corpus", str(model / "tokenizer.json"), options)
         layout = Wrapped(min(lm.denoise.max_length, corpus.splits["train"].tokens))
         score = evaluate_model(lm, corpus, "train", layout, rows, replicates, seed)
-    names = ("tokens", "bytes", "nats_per_token", "standard_error", "perplexity", "bits_per_byte")
     if as_json:
-        _print_json({**{name: getattr(score, name) for name in names}, "sources": sources, "seed": seed})
+        _print_json({**score.figures(), "sources": sources, "seed": seed})
         return
     print(
         f"{score.nats_per_token:.4f} ± {score.standard_error:.4f} nats/token"
@@ -297,7 +296,7 @@ def export(source: Model, out: Model, published: bool = False) -> None:
     """
     from unmask.experiment import averaged_model
     from unmask.release import save
-    from unmask.training.parallel import World
+    from unmask.world import World
 
     run = (source / "experiment.json").exists()
     print(save(averaged_model(source, World()) if run else _load(source), out, published=published))

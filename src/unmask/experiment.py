@@ -19,14 +19,15 @@ from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareOptions, prepare
 from unmask.data.loader import Layout, Loader, Wrapped
-from unmask.evaluation.likelihood import Score, score_rows
+from unmask.evaluation.likelihood import score_rows
+from unmask.evaluation.score import Score
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression
 from unmask.release import save
 from unmask.training import checkpoint
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
-from unmask.training.parallel import World
+from unmask.world import World
 
 WITHOUT_EFFECT = (
     "microbatch",
@@ -38,6 +39,10 @@ WITHOUT_EFFECT = (
     "patience",
 )
 """Settings of training that a resumed run may change: the weights do not depend on them."""
+
+
+EVALUATED_AT_ONCE = 32
+"""Rows of held-out text in a network call."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +127,16 @@ def evaluate(
     rows: int | None,
     replicates: int,
     seed: int,
+    precision: float | None = None,
 ) -> Score:
-    """The bound on -log p of a corpus (its first `rows` rows), with its error."""
+    """The bound on -log p of a corpus (its first `rows` rows), with its error; see `score_rows`."""
     if corpus.tokenizer.digest != (lm.tokenizer.digest if lm.tokenizer is not None else None):
         raise ValueError(f"{corpus.folder} was prepared with another tokenizer than the model's")
-    loader = Loader(corpus.splits[split], layout, batch_size=32)
+    text = corpus.splits[split]
+    loader = Loader(text, layout, batch_size=EVALUATED_AT_ONCE)
     with lm.inference():
         return score_rows(
-            lm.denoise, lm.objective, loader, corpus.splits[split].bytes, rows, replicates, seed
+            lm.denoise, lm.objective, loader, text.text, rows, replicates, seed, precision, lm.world
         )
 
 
@@ -179,13 +186,20 @@ def _differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def _evaluate(experiment: Experiment, corpus: Corpus, run: Run) -> dict[str, float]:
-    """Held-out nats per token; every rank computes the same."""
+    """Held-out nats per token."""
     if "valid" not in corpus.splits:
         return {}
     split = corpus.splits["valid"]
-    loader = Loader(split, experiment.layout, batch_size=min(32, experiment.evaluate_rows))
+    loader = Loader(split, experiment.layout, batch_size=min(EVALUATED_AT_ONCE, experiment.evaluate_rows))
     with torch.no_grad():
         score = score_rows(
-            run.denoise, experiment.objective, loader, split.bytes, experiment.evaluate_rows, 4, seed=0
+            run.denoise,
+            experiment.objective,
+            loader,
+            split.text,
+            experiment.evaluate_rows,
+            replicates=4,
+            seed=0,
+            world=run.world,
         )
     return {"valid_nats_per_token": score.nats_per_token, "valid_standard_error": score.standard_error}

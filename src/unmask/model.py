@@ -13,15 +13,18 @@ from torch import Tensor, nn
 
 from unmask.backbones.base import Backbone
 from unmask.backbones.dit import DiTConfig
+from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.process import LeftToRight, Masking, Process
-from unmask.evaluation.likelihood import Score, score_ids, total
+from unmask.evaluation.likelihood import score_texts
+from unmask.evaluation.score import Score
 from unmask.objectives import AnyObjective
 from unmask.sampling import Ancestral, AnySampler, Autoregressive, UniformAncestral
 from unmask.sampling.base import Counted
 from unmask.sampling.canvas import Canvas, Template, blank, from_template
 from unmask.types import LogX, Rows, Times, Tokens, Vocab
+from unmask.world import World
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,12 @@ def _check_seed(seed: int) -> None:
 class LanguageModel:
     """A denoiser with its tokenizer: sample, infill and score text."""
 
-    def __init__(self, denoise: Denoiser, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        denoise: Denoiser,
+        tokenizer: Tokenizer | None = None,
+        world: World = World(),  # noqa: B008
+    ) -> None:
         if tokenizer is not None and tokenizer.size > denoise.vocab.size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.size} ids and the model only {denoise.vocab.size}:"
@@ -175,6 +183,11 @@ class LanguageModel:
             )
         self.denoise = denoise
         self.tokenizer = tokenizer
+        self.world = world
+
+    def across(self, world: World) -> LanguageModel:
+        """The same model with its work split over the ranks; each of them gets the whole result."""
+        return LanguageModel(self.denoise.to(world.device), self.tokenizer, world)
 
     @classmethod
     def new(cls, backbone: DiTConfig, objective: AnyObjective, tokenizer: Tokenizer) -> LanguageModel:
@@ -213,10 +226,7 @@ class LanguageModel:
 
         Row i is drawn with seed + i: it is the same text whatever `n` is.
         """
-        length = self.denoise.max_length if length is None else length
-        if length is None:
-            raise ValueError("this model has no longest length; say how many tokens to write with length=")
-        return self.fill(blank(n, length, self.vocab.mask, self._ids(prompt)), sampler, seed)
+        return self.fill(self.blank(n, length, prompt), sampler, seed)
 
     def infill(
         self, template: Template | Tensor, *, n: int = 1, sampler: AnySampler | None = None, seed: int = 0
@@ -225,6 +235,17 @@ class LanguageModel:
 
         Ids, as a tensor or list with the mask id in its holes, are taken too.
         """
+        return self.fill(self.holes(template, n), sampler, seed)
+
+    def blank(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
+        """The canvas [n, length] that `sample` fills: masks after the prompt."""
+        length = self.denoise.max_length if length is None else length
+        if length is None:
+            raise ValueError("this model has no longest length; say how many tokens to write with length=")
+        return blank(n, length, self.vocab.mask, self._ids(prompt))
+
+    def holes(self, template: Template | Tensor, n: int = 1) -> Tokens:
+        """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes."""
         if isinstance(template, list) and all(isinstance(piece, int) for piece in template):
             template = torch.tensor(self._ids(template))
         if isinstance(template, Tensor):
@@ -237,38 +258,59 @@ class LanguageModel:
             ids = from_template(template, self._ids, self.vocab.mask)
         if n < 1:
             raise ValueError(f"n must be at least 1; got {n}")
-        return self.fill(torch.tensor([ids] * n), sampler, seed)
+        return torch.tensor([ids] * n)
 
     def fill(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Samples:
         """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i."""
+        for frame in self.frames(tokens, sampler, seed):
+            filled = frame
+        return filled
+
+    def frames(
+        self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0
+    ) -> Iterator[Samples]:
+        """Watch `fill`: the canvas as it is given, then after each step, the filled one last.
+
+        The ids of a frame have masks where nothing is written yet; network calls are counted up to it.
+        """
         _check_seed(seed)
         if sampler is not None and not isinstance(sampler, get_args(AnySampler)):
             raise ValueError(
                 f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}"
             )
         canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
-        counted, written = Counted(self.denoise), canvas.tokens
-        with self.inference():
-            for z in (sampler or self.default_sampler()).run(counted, canvas):
-                written = z
-        return Samples(written, counted.calls, counted.head_rows, self.tokenizer)
+        counted, z = Counted(self.denoise), canvas.tokens
+        steps = iter((sampler or self.default_sampler()).run(counted, canvas))
+        while z is not None:
+            yield Samples(z, counted.calls, counted.head_rows, self.tokenizer)
+            with self.inference():  # not around the yield: who watches keeps a mode of their own
+                z = next(steps, None)
 
-    def score(self, texts: str | Sequence[str | Sequence[int]], *, draws: int = 64, seed: int = 0) -> Score:
-        """The bound on -log p of the texts (or id sequences), from `draws` random maskings of each."""
+    def score(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        draws: int = 64,
+        precision: float | None = None,
+        seed: int = 0,
+    ) -> Score:
+        """The bound on -log p of the texts (or id sequences), from `draws` random maskings of each.
+
+        With `precision`, 0.01 for one percent, each is masked as often as it takes for such an error.
+        """
         texts = [texts] if isinstance(texts, str) else texts
         _check_seed(seed)
-        scores = []
-        with self.inference():
-            for number, text in enumerate(texts):
-                ids = self._ids(text)
-                if not ids:
-                    raise ValueError(f"text {number} is empty: there is nothing to score")
-                self.vocab.check(torch.tensor(ids), data=True)
-                size = len(text.encode()) if isinstance(text, str) else None
-                scores.append(score_ids(self.denoise, self.objective, ids, size, draws, seed, number))
-        if not scores:
+        sized = []
+        for number, text in enumerate(texts):
+            ids = self._ids(text)
+            if not ids:
+                raise ValueError(f"text {number} is empty: there is nothing to score")
+            self.vocab.check(torch.tensor(ids), data=True)
+            sized.append((ids, TextSize.of(text) if isinstance(text, str) else None))
+        if not sized:
             raise ValueError("there are no texts to score")
-        return total(scores)
+        with self.inference():
+            return score_texts(self.denoise, self.objective, sized, draws, seed, precision, self.world)
 
     def _ids(self, text: str | Sequence[int]) -> list[int]:
         if not isinstance(text, str):

@@ -68,10 +68,10 @@ def test_documents_come_back(source: Path, tmp_path: Path, tokenizer: str) -> No
     for split in (train, valid):
         assert split.documents == len(split.ends)
         assert split.tokens == split.ends[-1]
-        assert split.bytes == sum(len(line.encode()) for line in decoded(corpus, split))
+        assert split.text.bytes == sum(len(line.encode()) for line in decoded(corpus, split))
         last = [split.read(end - 1, end).item() for end in split.ends.tolist()]
         assert set(last) == {corpus.separator} == {0}
-    assert valid.bytes / (train.bytes + valid.bytes) == pytest.approx(0.05, abs=0.02)
+    assert valid.text.bytes / (train.text.bytes + valid.text.bytes) == pytest.approx(0.05, abs=0.02)
     assert corpus.vocab == Vocab(size=corpus.tokenizer.size + 1, mask=corpus.tokenizer.size)
 
 
@@ -88,7 +88,7 @@ def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
     raw = np.fromfile(tmp_path / "out" / "train-00000.bin", "<u2")
     assert raw.tolist() == corpus.splits["train"].read(0, corpus.splits["train"].tokens).tolist()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["format"] == "unmask-corpus-1"
+    assert manifest["format"] == "unmask-corpus-2"
     assert manifest["sources"][0]["identity"].startswith("text sha256:")
     assert (manifest["dtype"], manifest["tokenizer"]["size"]) == ("uint16", 256)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "source.txt"], "nothing is left over"
@@ -283,7 +283,7 @@ def test_progress_counts_bytes(source: Path, tmp_path: Path, monkeypatch: pytest
     corpus = prepare([str(source)], tmp_path / "out", "bytes", LINES, told.append)
     assert len(told) > 5
     assert told == sorted(told)
-    assert told[-1] == sum(split.bytes for split in corpus.splits.values())
+    assert told[-1] == sum(split.text.bytes for split in corpus.splits.values())
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_parts_join(source: Path, tmp_path: Path, tokenizer: str) -> None:
     for name, split in whole.splits.items():
         assert sorted(decoded(joined, joined.splits[name])) == sorted(decoded(whole, split))
         assert joined.splits[name].tokens == split.tokens
-        assert joined.splits[name].bytes == split.bytes
+        assert joined.splits[name].text.bytes == split.text.bytes
         assert joined.splits[name].documents == split.documents
     before = contents(out)
     assert [corpus.folder for corpus in parts_of(source, out, 3, tokenizer)] == [out] * 3
@@ -464,7 +464,7 @@ def test_a_real_genome(tmp_path: Path) -> None:
     genome = DATA / "dna" / "genomes" / "ecoli_k12_mg1655.fa.gz"
     corpus = prepare([str(genome)], tmp_path / "out", "dna")
     train, valid = corpus.splits["train"], corpus.splits["valid"]
-    assert train.tokens + valid.tokens == train.bytes + valid.bytes == 4_639_675
+    assert train.tokens + valid.tokens == train.text.bytes + valid.text.bytes == 4_639_675
     assert 0.04 < valid.tokens / 4_639_675 < 0.12
     assert corpus.tokenizer.decode(train.read(0, 20).tolist()) == "AGCTTTTCATTCTGACTGCA"
 

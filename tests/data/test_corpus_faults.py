@@ -75,7 +75,7 @@ def test_a_killed_run_leaves_nothing_under_its_name(source: Path, tmp_path: Path
     assert len(left) == 1, "the test would prove nothing if it had not begun to write"
     assert list((tmp_path / left[0]).glob("*.bin"))
     corpus = prepare([str(source)], out, "bytes")
-    assert sum(split.bytes for split in corpus.splits.values()) == source.stat().st_size
+    assert sum(split.text.bytes for split in corpus.splits.values()) == source.stat().st_size
     assert names(tmp_path) == ["out", "source.txt"], "what the killed run left is swept up"
 
 
@@ -100,7 +100,7 @@ def test_a_killed_part_is_made_again(source: Path, tmp_path: Path) -> None:
     assert not (out / "part-0-of-2").exists()
     joined = prepare([str(source)], out, "bytes", PrepareOptions(shard=(0, 2)))
     assert joined.folder == out
-    assert sum(split.bytes for split in joined.splits.values()) == source.stat().st_size
+    assert sum(split.text.bytes for split in joined.splits.values()) == source.stat().st_size
     assert not [name for name in names(out) if name.startswith(".")]
 
 
@@ -240,11 +240,11 @@ DAMAGE = {
     ),
     "other manifest": (
         lambda out: (out / "manifest.json").write_text("[]"),
-        r"manifest\.json is not in the format 'unmask-corpus-1' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-2' that is known here; prepare it again$",
     ),
     "old manifest": (
         lambda out: edit(out / "manifest.json", format="unmask-corpus-0"),
-        r"manifest\.json is not in the format 'unmask-corpus-1' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-2' that is known here; prepare it again$",
     ),
     "unknown field": (lambda out: edit(out / "manifest.json", colour=1), r"has an unknown field 'colour'"),
     "bad dtype": (

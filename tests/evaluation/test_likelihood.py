@@ -10,7 +10,9 @@ import torch
 import tiny
 from oracle import LINEAR, continuous_bound, random_table
 from unmask import MDLM, Autoregression, Batch, LanguageModel, Tokenizer
-from unmask.evaluation.likelihood import Score, score_ids, total
+from unmask.data.textsize import TextSize
+from unmask.evaluation.likelihood import score_ids
+from unmask.evaluation.score import Score, total
 from unmask.model import ModelConfig
 from unmask.types import Vocab
 
@@ -54,7 +56,7 @@ def test_long_texts_are_scored_window_by_window() -> None:
 
 
 def test_units() -> None:
-    score = Score(nats=20.0, variance=4.0, tokens=10, bytes=25)
+    score = Score(nats=20.0, variance=4.0, tokens=10, size=TextSize(25, 20, 5))
     assert score.nats_per_token == 2.0
     assert score.standard_error == 0.2
     assert math.isclose(score.perplexity, math.exp(2))
@@ -71,7 +73,7 @@ def test_a_model_that_knows_nothing_needs_log_v_nats() -> None:
     config = ModelConfig(Vocab(5, 4), tiny.denoiser(MDLM()).config.backbone, MDLM())
     score = LanguageModel(config.build(), tokenizer).score(["abcdabcd", "dddd"], draws=4096)
     assert abs(score.nats_per_token - math.log(4)) < 4 * score.standard_error
-    assert score.bytes == 12
+    assert score.size == TextSize(12, 12, 4)
     assert [s.tokens for s in score.each] == [8, 4]
 
 

@@ -194,7 +194,7 @@ def test_ids_go_in_and_come_out_without_a_tokenizer(tmp_path: Path, timed: bool)
     assert filled[:, [0, 3]].tolist() == [[3, 4]] * 2
     assert not bool((filled == mask).any())
     score = lm.score([[1, 2, 3], [4, 5]], draws=16)
-    assert (score.tokens, score.bytes, len(score.each)) == (5, None, 2)
+    assert (score.tokens, score.size, len(score.each)) == (5, None, 2)
     assert 0 < score.nats_per_token < 100
 
 

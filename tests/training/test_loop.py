@@ -23,7 +23,7 @@ from unmask.training.optim import (
     Muon,
     learning_rate_factor,
 )
-from unmask.training.parallel import World
+from unmask.world import World
 
 
 def fresh(**changes: object) -> Run:

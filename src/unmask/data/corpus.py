@@ -25,6 +25,7 @@ from unmask.data import folders
 from unmask.data.encoding import TOKENIZER, Progress, Request
 from unmask.data.manifest import MANIFEST, Manifest, PrepareOptions
 from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends
+from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def _join_split(path: Path, name: str, parts: list[Corpus]) -> SplitRecord:
         name,
         tokens=sum(split.tokens for split in splits),
         documents=sum(split.documents for split in splits),
-        bytes=sum(split.bytes for split in splits),
+        text=sum((split.text for split in splits), TextSize()),
         ends=record,
         shards=_joined_shards(parts, name),
     )

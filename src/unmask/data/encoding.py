@@ -22,6 +22,7 @@ from unmask.data.manifest import (
 )
 from unmask.data.shards import SplitWriter
 from unmask.data.sources import documents, identity, stamp
+from unmask.data.textsize import counts
 from unmask.data.tokenizer import SMALLEST_BPE, Tokenizer, named
 
 TOKENIZER = "tokenizer.json"
@@ -149,13 +150,13 @@ def _encode(
             writer = writers[each.held_out]
             if not each.follows(before):
                 writer.end()
-            text_bytes = _utf8_length(each.piece.text)
-            writer.add(ids, text_bytes)
+            size = counts(each.piece.text, each.piece.ends)
+            writer.add(ids, *size)
             if each.piece.ends:
-                writer.add(separator, 0)
+                writer.add(separator)
                 writer.end()
             before = each
-            done += text_bytes
+            done += size[0]
         for writer in writers:
             writer.flush()
         if progress is not None:
@@ -185,7 +186,3 @@ def _ids(batch: list[Placed], tokenizer: Tokenizer) -> list[Ids]:
             except ValueError as error:
                 raise ValueError(f"{each.piece.origin}: {error}") from None
         raise
-
-
-def _utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())

@@ -11,7 +11,7 @@ from unmask.config import from_json, to_json
 from unmask.data.shards import SplitRecord
 from unmask.data.sources import SourceOptions
 
-FORMAT = "unmask-corpus-1"
+FORMAT = "unmask-corpus-2"
 """Changes whenever the same request would give other files."""
 
 MANIFEST = "manifest.json"
@@ -81,7 +81,7 @@ class Manifest:
         contents: list[object] = [self.format, self.dtype, self.tokenizer.digest, self.tokenizer.separator]
         for split in self.splits:
             files = [[record.count, record.sha256] for record in (split.ends, *split.shards)]
-            contents += [split.name, split.bytes, files]
+            contents += [split.name, split.text.bytes, files]
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
     def write(self, file: Path) -> None:

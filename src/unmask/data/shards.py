@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.data.lookup import Ids
+from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 
 SHARD_BYTES = 1 << 28
@@ -57,12 +58,12 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """What the manifest knows of a split; `bytes` are those of its text in UTF-8."""
+    """What the manifest knows of a split; `text` is the size of its text, without separators."""
 
     name: str
     tokens: int
     documents: int
-    bytes: int
+    text: TextSize
     ends: FileRecord
     shards: tuple[FileRecord, ...]
 
@@ -90,9 +91,9 @@ class Split:
         return self.record.documents
 
     @property
-    def bytes(self) -> int:
-        """Of the text in UTF-8, without separators."""
-        return self.record.bytes
+    def text(self) -> TextSize:
+        """The size of the text, without separators."""
+        return self.record.text
 
     @property
     def ends(self) -> Numbers:
@@ -142,13 +143,16 @@ class SplitWriter:
         self._shard: _NumberFile | None = None
         self._shards: list[FileRecord] = []
         self._ends = _NumberFile(folder / f"{name}.ends.bin", files)
-        self._tokens = self._last_end = self._bytes = 0
+        self._tokens = self._last_end = 0
+        self._bytes = self._characters = self._words = 0
 
-    def add(self, ids: Ids, text_bytes: int) -> None:
-        """Go on with the document."""
+    def add(self, ids: Ids, size: int = 0, characters: int = 0, words: int = 0) -> None:
+        """Go on with the document; `size` is in bytes."""
         self._new_ids.append(ids)
         self._tokens += len(ids)
-        self._bytes += text_bytes
+        self._bytes += size
+        self._characters += characters
+        self._words += words
 
     def end(self) -> None:
         """The document ends here, if there is one."""
@@ -170,7 +174,8 @@ class SplitWriter:
         if self._shard is not None:
             self._shards.append(self._shard.close())
         ends = self._ends.close()
-        return SplitRecord(self._name, self._tokens, ends.count, self._bytes, ends, tuple(self._shards))
+        text = TextSize(self._bytes, self._characters, self._words)
+        return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._shards))
 
     def _write(self, ids: Ids) -> None:
         if len(ids) and int(ids.max()) >= self._mask:

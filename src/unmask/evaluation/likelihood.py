@@ -1,84 +1,48 @@
-"""How many nats a model needs for given text: the bound on -log p, with its standard error."""
+"""How many nats a model needs for given text: the bound on -log p, with its standard error.
+
+Work is split over the ranks of a world by batches or texts whose noise is a function of their number, and
+sums are added in one fixed order: the figures are the same on any number of ranks.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from unmask.data.loader import Loader
-from unmask.diffusion.denoise import Denoise
+from unmask.data.textsize import TextSize
+from unmask.diffusion.denoise import Around, Denoise
 from unmask.diffusion.process import LeftToRight
+from unmask.evaluation.score import CELLS, Score, total
 from unmask.objectives.base import Objective
-from unmask.types import Batch
+from unmask.types import Batch, LogX, Rows, Times, Tokens
+from unmask.world import World
 
 REPLICATES = 8
 """Independent stratified estimates of each text, from whose spread the standard error comes."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """Nats of some text, and of each of its parts; `standard_error` is of `nats_per_token`.
-
-    `nats` is an unbiased estimate of an upper bound on -log p (exact, with no error, for an
-    autoregressive model). `bytes` is None where there was no text but ids.
-    """
-
-    nats: float
-    variance: float
-    tokens: int
-    bytes: int | None
-    each: tuple[Score, ...] = field(default=(), repr=False)
-
-    @property
-    def nats_per_token(self) -> float:
-        """The bound, per token."""
-        return self.nats / self.tokens
-
-    @property
-    def standard_error(self) -> float:
-        """Of `nats_per_token`, from the draws of times and masks."""
-        return math.sqrt(self.variance) / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats per token)."""
-        return math.exp(self.nats_per_token)
-
-    @property
-    def bits_per_byte(self) -> float:
-        """nats / (bytes log 2)."""
-        if self.bytes is None:
-            raise ValueError("bits per byte need text; ids were scored")
-        return self.nats / (self.bytes * math.log(2))
-
-
-def total(scores: Sequence[Score]) -> Score:
-    """The score of all texts together."""
-    sizes = [score.bytes for score in scores]
-    return Score(
-        nats=sum(score.nats for score in scores),
-        variance=sum(score.variance for score in scores),
-        tokens=sum(score.tokens for score in scores),
-        bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-        each=tuple(scores),
-    )
+MOST_ROWS = 64
+"""Maskings of one text that share a network call."""
+MOST_PASSES = 1024
+"""Where the search for a requested precision ends."""
 
 
 def score_ids(
     denoise: Denoise,
     objective: Objective,
     ids: Sequence[int],
-    size: int | None,
+    size: TextSize | None,
     draws: int,
     seed: int,
     text: int = 0,
 ) -> Score:
-    """The score of text number `text`, given as ids that stand for `size` bytes; its draws are its own.
+    """The score of text number `text`, given as ids that stand for text of some size; its draws are its own.
 
     A text longer than the model is cut into windows, which are scored one by one.
     """
@@ -87,58 +51,183 @@ def score_ids(
             f"draws must be at least {2 * REPLICATES}, so that an error can be told; got {draws}"
         )
     exact = isinstance(objective.process, LeftToRight)
-    nats = variance = 0.0
+    rows = 1 if exact else math.ceil(draws / REPLICATES)
+    scores = []
     for number, window in enumerate(_windows(ids, denoise.max_length)):
-        rows = 1 if exact else math.ceil(draws / REPLICATES)
-        batch = Batch(torch.tensor([window]).expand(rows, -1))
-        estimates = []
-        for replicate in range(1 if exact else REPLICATES):
-            token_nll = objective.token_nll(denoise, batch, _generator(seed, text, number, replicate))
-            estimates.append(float(token_nll.double().sum()) / rows)
-        if not math.isfinite(sum(estimates)):
-            raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
-        mean = sum(estimates) / len(estimates)
-        nats += mean
-        if not exact:
-            spread = sum((estimate - mean) ** 2 for estimate in estimates) / (REPLICATES - 1)
-            variance += spread / REPLICATES
-    return Score(nats, variance, len(ids), size)
+        line = torch.tensor([window], device=_device(denoise))
+        estimates = np.zeros((1 if exact else REPLICATES, CELLS))
+        for replicate in range(len(estimates)):
+            for first in range(0, rows, MOST_ROWS):
+                batch = Batch(line.expand(min(MOST_ROWS, rows - first), -1), first_row=first, total_rows=rows)
+                generator = _generator(seed, text, number, replicate)
+                estimates[replicate] += nats_by_time(denoise, objective, batch, generator) / rows
+        scores.append(_score(estimates, len(window), None))
+    return replace(total(scores), size=size, each=())
+
+
+def score_texts(
+    denoise: Denoise,
+    objective: Objective,
+    texts: Sequence[tuple[Sequence[int], TextSize | None]],
+    draws: int,
+    seed: int,
+    precision: float | None = None,
+    world: World = World(),  # noqa: B008
+) -> Score:
+    """The score of texts, each given as ids and size; the ranks take turns.
+
+    With `precision`, each text is drawn more often until its standard error is below that share of its
+    nats.
+    """
+    _check_precision(precision)
+    # A line for each text: nats and variance, of all and of each part of the time.
+    lines = np.zeros((len(texts), 2, 1 + CELLS))
+    for number in range(world.rank, len(texts), world.size):
+        ids, size = texts[number]
+        wanted, factor = draws, math.inf
+        while factor > 1 and wanted <= MOST_PASSES * REPLICATES:
+            score = score_ids(denoise, objective, ids, size, wanted, seed, number)
+            factor = _more(score, precision)
+            wanted = math.ceil(wanted * factor)
+        lines[number, :, 0] = score.nats, score.variance
+        if score.cells:
+            lines[number, :, 1:] = score.cells, score.cell_variances
+    shared = np.array(world.total(*lines.flatten().tolist())).reshape(lines.shape)
+    timed = not isinstance(objective.process, LeftToRight)
+    scores = []
+    for (nats, variances), (ids, size) in zip(shared.tolist(), texts, strict=True):
+        cells = (tuple(nats[1:]), tuple(variances[1:])) if timed else ((), ())
+        scores.append(Score(nats[0], variances[0], len(ids), size, *cells))
+    return total(scores)
 
 
 def score_rows(
     denoise: Denoise,
     objective: Objective,
     loader: Loader,
-    size: int,
+    size: TextSize | None,
     rows: int | None,
     replicates: int,
     seed: int,
+    precision: float | None = None,
+    world: World = World(),  # noqa: B008
 ) -> Score:
-    """The score of the first `rows` rows (all, if None) of a text of `size` bytes.
+    """The score of the first `rows` rows (all, if None) of a text of some size.
 
     Each replicate passes over the rows once, a fresh time and masking for each, stratified over a batch;
-    the error is that of the mean over replicates, given the text.
+    the error is that of the mean over replicates, given the text. With `precision` there are more passes
+    until the standard error is below that share of the nats.
     """
     wanted = loader.rows_in_order if rows is None else min(rows, loader.rows_in_order)
     exact = isinstance(objective.process, LeftToRight)
-    passes = 1 if exact else replicates
     if not exact and replicates < 2:
         raise ValueError(f"replicates must be at least 2, so that an error can be told; got {replicates}")
-    device = next(denoise.parameters()).device if isinstance(denoise, nn.Module) else torch.device("cpu")
-    sums, tokens = [0.0] * passes, 0
-    for first in range(0, wanted, loader.batch_size):
-        batch = loader.in_order(first, min(loader.batch_size, wanted - first))
-        batch = replace(batch, first_row=0, total_rows=None).to(device)
-        tokens += int(batch.counted.sum())
-        for number in range(passes):
-            nats = objective.token_nll(denoise, batch, _generator(seed, number, first))
-            sums[number] += float(nats.double().sum())
-    if not math.isfinite(sum(sums)):
-        raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
-    mean = sum(sums) / passes
-    variance = 0.0 if exact else sum((s - mean) ** 2 for s in sums) / (passes - 1) / passes
+    _check_precision(precision)
+    firsts = range(0, wanted, loader.batch_size)
+    passes = np.zeros((0, CELLS))
+    needed = 1 if exact else replicates
+    while len(passes) < needed:
+        numbers = range(len(passes), needed)
+        sums, tokens = _passes(denoise, objective, loader, firsts, wanted, numbers, seed, world)
+        passes = np.concatenate([passes, sums])
+        score = _score(passes, tokens, None)
+        needed = min(MOST_PASSES, math.ceil(len(passes) * _more(score, precision)))
     share = tokens / loader.stream.tokens
-    return Score(mean, variance, tokens, round(size * share))
+    return replace(score, size=None if size is None else size.scaled(share))
+
+
+def _passes(
+    denoise: Denoise,
+    objective: Objective,
+    loader: Loader,
+    firsts: range,
+    wanted: int,
+    numbers: range,
+    seed: int,
+    world: World,
+) -> tuple[NDArray[np.float64], int]:
+    """Nats [passes, CELLS] of some passes over the rows, and the tokens of one; the ranks take turns."""
+    sums = np.zeros((len(firsts), len(numbers), CELLS))
+    tokens = np.zeros(len(firsts))
+    device = _device(denoise)
+    for turn in range(0, len(firsts), world.size):
+        # A rank without a batch of its own repeats the last: sharded weights need every rank in every call.
+        mine = turn + world.rank
+        index = min(mine, len(firsts) - 1)
+        batch = loader.in_order(firsts[index], min(loader.batch_size, wanted - firsts[index]))
+        batch = replace(batch, first_row=0, total_rows=None).to(device)
+        for place, number in enumerate(numbers):
+            nats = nats_by_time(denoise, objective, batch, _generator(seed, number, firsts[index]))
+            if mine == index:
+                sums[index, place] = nats
+                tokens[index] = float(batch.counted.sum())
+    shared = np.array(world.total(*sums.flatten().tolist())).reshape(sums.shape)
+    return shared.sum(0), int(sum(world.total(*tokens.tolist())))
+
+
+class Clock(Around):
+    """A denoiser that remembers the times of its first call."""
+
+    def __init__(self, denoise: Denoise) -> None:
+        super().__init__(denoise)
+        self.t: Tensor | None = None
+
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
+        if self.t is None:
+            self.t = t
+        return self.denoise(z, t, rows, **context)
+
+
+def nats_by_time(
+    denoise: Denoise, objective: Objective, batch: Batch, generator: torch.Generator
+) -> NDArray[np.float64]:
+    """The nats [CELLS] of one draw for each row of the batch, by the cell of [0, 1] that its t fell into."""
+    clock = Clock(denoise)
+    nats = objective.token_nll(clock, batch, generator).double()
+    if not bool(nats.isfinite().all()):
+        raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
+    assert clock.t is not None
+    cell = (clock.t * CELLS).long().clamp(max=CELLS - 1).expand(nats.shape)
+    sums = torch.zeros(CELLS, dtype=torch.float64, device=nats.device)
+    return sums.index_add(0, cell.flatten(), nats.flatten()).cpu().numpy()
+
+
+def _score(estimates: NDArray[np.float64], tokens: int, size: TextSize | None) -> Score:
+    """From independent estimates [replicates, CELLS]; a single one is exact, and knows no time."""
+    count = len(estimates)
+    if count == 1:
+        return Score(float(estimates.sum()), 0.0, tokens, size)
+    totals = estimates.sum(1)
+    return Score(
+        float(totals.mean()),
+        float(totals.var(ddof=1)) / count,
+        tokens,
+        size,
+        tuple(estimates.mean(0).tolist()),
+        tuple((estimates.var(0, ddof=1) / count).tolist()),
+    )
+
+
+def _more(score: Score, precision: float | None) -> float:
+    """By what factor the draws must grow for the asked precision: at most four at a time, as the error of
+    few draws is itself not well known."""
+    if precision is None or score.variance == 0:
+        return 1.0
+    return min(4.0, score.variance / (precision * score.nats) ** 2)
+
+
+def _check_precision(precision: float | None) -> None:
+    if precision is not None and not 0 < precision < 1:
+        raise ValueError(
+            f"precision is a share of the nats, as in 0.01 for a standard error of 1 %; got {precision}"
+        )
+
+
+def _device(denoise: Denoise) -> torch.device:
+    inner = denoise
+    while isinstance(inner, Around):
+        inner = inner.denoise
+    return next(inner.parameters()).device if isinstance(inner, nn.Module) else torch.device("cpu")
 
 
 def _generator(*path: int) -> torch.Generator:

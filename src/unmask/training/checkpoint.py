@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from unmask.training.parallel import World
+from unmask.world import World
 
 MANIFEST, STATE = "manifest.json", "state.json"
 NAME = re.compile(r"step-(\d{8})")

@@ -34,8 +34,9 @@ from unmask.training.optim import (
     learning_rate_factor,
     set_learning_rate,
 )
-from unmask.training.parallel import Parallelism, Replicated, Through, World
+from unmask.training.parallel import Parallelism, Replicated, Through
 from unmask.types import Batch
+from unmask.world import World
 
 
 @dataclass(frozen=True)

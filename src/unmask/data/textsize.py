@@ -1,0 +1,39 @@
+"""How much text some tokens stand for, in the units that a likelihood is quoted in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """UTF-8 bytes, characters (code points) and words.
+
+    A word is what stands between white space, and the end of a line is one more: so do word-level models of
+    Penn Treebank, WikiText and One Billion Words count.
+    """
+
+    bytes: int = 0
+    characters: int = 0
+    words: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> TextSize:
+        """The size of a whole text; its last line ends even if no newline says so."""
+        return cls(*counts(text, ends=True))
+
+    def __add__(self, other: TextSize) -> TextSize:
+        return TextSize(
+            self.bytes + other.bytes, self.characters + other.characters, self.words + other.words
+        )
+
+    def scaled(self, share: float) -> TextSize:
+        """The size of a share of the text, if all of it is alike."""
+        return TextSize(round(self.bytes * share), round(self.characters * share), round(self.words * share))
+
+
+def counts(text: str, ends: bool) -> tuple[int, int, int]:
+    """Bytes, characters and words of a piece of text, which `ends` a document or not."""
+    size = len(text) if text.isascii() else len(text.encode())
+    lines = text.count("\n") + (ends and not text.endswith("\n"))
+    return size, len(text), len(text.split()) + lines

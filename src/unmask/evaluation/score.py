@@ -1,0 +1,120 @@
+"""A bound on -log p and the units that people know it in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unmask.data.textsize import TextSize
+
+CELLS = 20
+"""Equal parts of the time from t = 0 to 1 by which nats are told apart."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Nats of some text, and of each of its parts; `standard_error` is of `nats_per_token`.
+
+    `nats` is an unbiased estimate of an upper bound on -log p (exact, with no error, for an
+    autoregressive model). `size` is None where there was no text but ids. `cells` are the nats that came
+    from each of the CELLS equal parts of the time, if the model has a time.
+    """
+
+    nats: float
+    variance: float
+    tokens: int
+    size: TextSize | None = None
+    cells: tuple[float, ...] = ()
+    cell_variances: tuple[float, ...] = ()
+    each: tuple[Score, ...] = field(default=(), repr=False)
+
+    @property
+    def nats_per_token(self) -> float:
+        """The bound, per token."""
+        return self.nats / self.tokens
+
+    @property
+    def standard_error(self) -> float:
+        """Of `nats_per_token`, from the draws of times and masks."""
+        return math.sqrt(self.variance) / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token)."""
+        return math.exp(min(700.0, self.nats_per_token))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """nats / (bytes log 2)."""
+        return self.nats / (self._size.bytes * math.log(2))
+
+    @property
+    def bits_per_character(self) -> float:
+        """nats / (characters log 2)."""
+        return self.nats / (self._size.characters * math.log(2))
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(nats / words), an end of line counted as a word."""
+        return math.exp(min(700.0, self.nats / self._size.words))
+
+    @property
+    def by_time(self) -> tuple[float, ...]:
+        """Nats per token from each part of the time, from t = 0 to 1; they sum to `nats_per_token`."""
+        return tuple(nats / self.tokens for nats in self.cells)
+
+    @property
+    def by_time_error(self) -> tuple[float, ...]:
+        """The standard error of each of `by_time`."""
+        return tuple(math.sqrt(variance) / self.tokens for variance in self.cell_variances)
+
+    def figures(self) -> dict[str, object]:
+        """All of it under the names that programs read; errors are in the unit of what they follow."""
+        relative = self.standard_error / self.nats_per_token if self.nats else 0.0
+        found: dict[str, object] = {
+            "tokens": self.tokens,
+            "nats_per_token": self.nats_per_token,
+            "standard_error": self.standard_error,
+            "perplexity": self.perplexity,
+            "perplexity_error": self.perplexity * self.standard_error,
+        }
+        if self.size is not None:
+            found |= {
+                "bytes": self.size.bytes,
+                "characters": self.size.characters,
+                "words": self.size.words,
+                "bits_per_byte": self.bits_per_byte,
+                "bits_per_byte_error": self.bits_per_byte * relative,
+                "bits_per_character": self.bits_per_character,
+                "bits_per_character_error": self.bits_per_character * relative,
+                "word_perplexity": self.word_perplexity,
+                "word_perplexity_error": self.word_perplexity * math.sqrt(self.variance) / self.size.words,
+            }
+        if self.cells:
+            found |= {"by_time": self.by_time, "by_time_error": self.by_time_error}
+        return found
+
+    @property
+    def _size(self) -> TextSize:
+        if self.size is None:
+            raise ValueError("bits per byte, bits per character and nats per word need text; ids were scored")
+        return self.size
+
+
+def total(scores: Sequence[Score]) -> Score:
+    """The score of all texts together."""
+    sizes = [score.size for score in scores]
+    return Score(
+        nats=sum(score.nats for score in scores),
+        variance=sum(score.variance for score in scores),
+        tokens=sum(score.tokens for score in scores),
+        size=None if None in sizes else sum(filter(None, sizes), TextSize()),
+        cells=_added([score.cells for score in scores]),
+        cell_variances=_added([score.cell_variances for score in scores]),
+        each=tuple(scores),
+    )
+
+
+def _added(columns: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(sum(column) for column in zip(*columns, strict=True))
