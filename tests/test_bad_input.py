@@ -384,7 +384,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is a list": (write_config("[1, 2]"), r"config\.json must hold a JSON object; got list"),
     "unknown layout": (write_config('{"model_type": "gpt2"}'), 'not known here.*"unmask-1".*"mdlm"'),
     "only a format": (write_config('{"format": "unmask-1"}'), "incomplete: ModelConfig needs 'vocab'"),
-    "unknown setting": (set_config(widht=32), "unknown field 'widht'.*did you mean 'width'"),
+    "unknown setting": (set_config(widht=32), "unknown field 'widht'.*did you mean width"),
     "setting of another type": (set_config(depth="one"), "backbone.depth must be int; got 'one'"),
     "setting out of range": (set_config(depth=0), "depth must be at least 1; got 0"),
     "weights cut at their end": (cut("model.safetensors", -10), NOT_READ),

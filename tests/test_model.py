@@ -119,3 +119,31 @@ def test_every_public_name_is_there_and_importing_is_cheap() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = unmask.nothing
+
+
+def test_frames_lead_from_the_canvas_to_what_fill_gives() -> None:
+    lm = model()
+    canvas = lm.holes("a<mask:6>b", n=3)
+    sampler = unmask.RandomOrder(steps=3)
+    frames = list(lm.frames(canvas, sampler, seed=5))
+    filled = lm.fill(canvas, sampler, seed=5)
+    assert frames[0].tokens.equal(canvas)
+    assert [int((frame.tokens == lm.vocab.mask).sum()) for frame in frames] == [18, 12, 6, 0]
+    assert [frame.network_calls for frame in frames] == [0, 1, 2, 3]
+    assert frames[-1].tokens.equal(filled.tokens)
+    assert (frames[-1].network_calls, frames[-1].head_rows) == (filled.network_calls, filled.head_rows)
+
+
+def test_who_watches_keeps_gradients_and_the_model_its_mode() -> None:
+    lm = model()
+    lm.denoise.train()
+    for _ in lm.frames(lm.blank(1, 4), Ancestral(steps=2)):
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+        assert lm.denoise.training
+
+
+def test_a_canvas_without_holes_is_its_own_only_frame() -> None:
+    lm = model()
+    canvas = torch.zeros(2, 4, dtype=torch.int64)
+    assert [frame.tokens.equal(canvas) for frame in lm.frames(canvas)] == [True]

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, with typed unions told apart by a `kind`.
+"""Frozen dataclasses to JSON and back, with typed unions told apart by a `kind`; and changes to them.
 
 Reading is strict: an unknown kind, field or type is refused in one sentence that says where it stands
 and what would be right. Nothing is executed.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import types
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 JSON = Any
+T = TypeVar("T")
 
 
 def to_json(value: Any) -> JSON:
@@ -37,14 +40,109 @@ def from_json(kind: Any, data: JSON, where: str = "config") -> Any:
         return _part(parts, data, where)
     for option in options:
         if get_origin(option) is tuple and isinstance(data, list):
-            item = get_args(option)[0]
-            return tuple(from_json(item, value, f"{where}[{i}]") for i, value in enumerate(data))
+            items = _item_types(option, len(data), where)
+            return tuple(
+                from_json(item, value, f"{where}[{i}]")
+                for i, (item, value) in enumerate(zip(items, data, strict=True))
+            )
         if option is float and isinstance(data, int) and not isinstance(data, bool):
             return float(data)
         if isinstance(option, type) and type(data) is option:
             return data
-    expected = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ValueError(f"{where} must be {expected}; got {data!r}")
+    expected = " or ".join("None" if option is types.NoneType else _name(option) for option in options)
+    names = [_name(part) for part in parts]
+    hint = did_you_mean(data, names) if isinstance(data, str) and data not in names else ""
+    raise ValueError(f"{where} must be {expected}; got {data!r}{hint}")
+
+
+def override(config: T, *changes: str) -> T:
+    """The config with changes such as `training.clip=0.5` made, all together and in their order.
+
+    A value is written as in JSON, but for texts, which need no quotes; kinds, whose bare name stands for all
+    their defaults (`training.optimizer=Muon`); and lists, whose items may just be separated by commas.
+    """
+    tree = to_json(config)
+    for change in changes:
+        _change(type(config), tree, change)
+    changed: T = from_json(type(config), tree, type(config).__name__.lower())
+    return changed
+
+
+def did_you_mean(word: Any, known: Iterable[str]) -> str:
+    """A question in brackets, if one of the known words is close; else nothing. Case does not count."""
+    words = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(word).lower(), words, n=1)
+    return f" (did you mean {words[close[0]]}?)" if close else ""
+
+
+def _change(kind: Any, node: JSON, change: str) -> None:
+    """Carry out one change on the JSON `node` of a `kind`."""
+    path, equals, text = (part.strip() for part in change.partition("="))
+    if not path or not equals:
+        raise ValueError(f"a change is written field=value or part.field=value; got {change!r}")
+    *outer, last = path.split(".")
+    where = ""
+    for name in outer:
+        kind = _field_type(kind, node, name, where)
+        node, where = node.get(name), f"{where}.{name}".strip(".")
+    kind = _field_type(kind, node, last, where)
+    parts = {_name(option): option for option in _options(kind) if dataclasses.is_dataclass(option)}
+    if text in parts:
+        node[last] = _defaults(parts[text])
+    else:
+        node[last] = to_json(from_json(kind, _data(kind, text), path))
+
+
+def _field_type(kind: Any, node: JSON, name: str, where: str) -> Any:
+    """The type of a field of the part that `node` holds."""
+    parts = {_name(option): option for option in _options(kind) if dataclasses.is_dataclass(option)}
+    if not isinstance(node, dict):
+        choose = f"; choose one first, as in {where}={next(iter(parts))}" if parts else ""
+        raise ValueError(f"{where} is {node!r} and has no field {name!r}{choose}")
+    part = parts[node["kind"]]
+    _check_field(part, name, where or _name(part).lower())
+    return get_type_hints(part)[name]
+
+
+def _defaults(part: Any) -> JSON:
+    """The JSON of a part as far as its fields have defaults."""
+    tree = {"kind": _name(part)}
+    for field in dataclasses.fields(part):
+        if field.default_factory is not dataclasses.MISSING:
+            tree[field.name] = to_json(field.default_factory())
+        elif field.default is not dataclasses.MISSING:
+            tree[field.name] = to_json(field.default)
+    return tree
+
+
+def _data(kind: Any, text: str) -> JSON:
+    """The JSON that a text stands for where a `kind` is wanted."""
+    options = _options(kind)
+    if types.NoneType in options and text.lower() in ("none", "null"):
+        return None
+    lists = [option for option in options if get_origin(option) is tuple]
+    if lists and not text.startswith("["):
+        item = get_args(lists[0])[0]
+        return [_data(item, each.strip()) for each in text.split(",")] if text else []
+    try:
+        data = json.loads(text.lower() if text in ("True", "False") else text)
+    except (ValueError, RecursionError):
+        return text
+    return text if str in options and not isinstance(data, str) else data
+
+
+def _item_types(option: Any, length: int, where: str) -> list[Any]:
+    """The types of the items of a tuple: all alike in tuple[X, ...], else as many as are named."""
+    items = get_args(option)
+    if items[-1] is Ellipsis:
+        return [items[0]] * length
+    if len(items) != length:
+        raise ValueError(f"{where} must have {len(items)} items; got {length}")
+    return list(items)
+
+
+def _name(option: Any) -> str:
+    return getattr(option, "__name__", str(option))
 
 
 def _options(kind: Any) -> list[Any]:
@@ -57,16 +155,14 @@ def _part(parts: list[Any], data: dict[str, JSON], where: str) -> Any:
     names = {part.__name__: part for part in parts}
     name = data.get("kind", next(iter(names)) if len(names) == 1 else None)
     if not isinstance(name, str) or name not in names:
-        raise ValueError(f"{where} has kind {name!r}; known are {', '.join(names)}{_hint(name, names)}")
+        raise ValueError(
+            f"{where} has kind {name!r}; known are {', '.join(names)}{did_you_mean(name, names)}"
+        )
     part = names[name]
     hints = get_type_hints(part)
     given = {key: value for key, value in data.items() if key != "kind"}
-    known = [field.name for field in dataclasses.fields(part)]
     for key in given:
-        if key not in known:
-            raise ValueError(
-                f"{where} has an unknown field {key!r}; {name} has {', '.join(known)}{_hint(key, known)}"
-            )
+        _check_field(part, key, where)
     values = {key: from_json(hints[key], value, f"{where}.{key}") for key, value in given.items()}
     for field in dataclasses.fields(part):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -78,6 +174,10 @@ def _part(parts: list[Any], data: dict[str, JSON], where: str) -> Any:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _hint(word: Any, known: Any) -> str:
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def _check_field(part: Any, name: str, where: str) -> None:
+    known = [field.name for field in dataclasses.fields(part)]
+    if name not in known:
+        raise ValueError(
+            f"{where} has an unknown field {name!r}; {_name(part)} has {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
+        )

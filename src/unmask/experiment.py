@@ -20,10 +20,10 @@ from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareOptions, prepare
 from unmask.data.loader import Layout, Loader, Wrapped
 from unmask.evaluation.likelihood import score_rows
-from unmask.evaluation.score import Score
+from unmask.measurement import AT_ONCE
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression
-from unmask.release import save
+from unmask.release import Facts, save
 from unmask.training import checkpoint
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
@@ -37,12 +37,10 @@ WITHOUT_EFFECT = (
     "evaluate_every",
     "keep",
     "patience",
+    "compile",
+    "trackers",
 )
 """Settings of training that a resumed run may change: the weights do not depend on them."""
-
-
-EVALUATED_AT_ONCE = 32
-"""Rows of held-out text in a network call."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,17 @@ class Experiment:
             )
 
     def with_objective(self, objective: AnyObjective) -> Experiment:
-        """The same with another objective, and the attention that it needs."""
-        causal = isinstance(objective, Autoregression)
-        return replace(self, objective=objective, backbone=replace(self.backbone, causal=causal))
+        """The same with another objective, and the network that it needs: an autoregressive one looks back
+        only, so it has no use for a start at both neighbours or a curriculum of times."""
+        if isinstance(objective, Autoregression):
+            backbone = replace(self.backbone, causal=True, local=None)
+            return replace(
+                self,
+                objective=objective,
+                backbone=backbone,
+                training=replace(self.training, curriculum=None),
+            )
+        return replace(self, objective=objective, backbone=replace(self.backbone, causal=False))
 
 
 OBJECTIVES: dict[str, AnyObjective] = {
@@ -88,19 +94,20 @@ def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
     path, damaged = checkpoint.newest(folder)
     if path is not None:
         run.resume(path)
-    with Log(folder, experiment.training.steps, run.state.step, quiet=not world.first) as log:
+    trackers = experiment.training.trackers
+    with Log(folder, experiment.training.steps, run.state.step, not world.first, trackers) as log:
         for problem in damaged:
             log.say(f"{problem}; an older checkpoint is used")
         finished = train(run, folder, log, lambda: _evaluate(experiment, corpus, run))
     if finished and world.first:
-        with run.ema.applied(run.denoise):
-            save(LanguageModel(run.denoise, corpus.tokenizer), folder / "model", overwrite=True)
+        lm, facts = averaged_model(folder)
+        save(lm, folder / "model", overwrite=True, facts=facts)
     world.barrier()
     return finished
 
 
-def averaged_model(folder: Path, world: World) -> LanguageModel:
-    """The model of a run's newest checkpoint, with the averaged weights."""
+def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
+    """The model of a run's newest checkpoint with the averaged weights, and how it was trained."""
     path = folder / "experiment.json"
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of a run: it has no {path.name}")
@@ -111,33 +118,25 @@ def averaged_model(folder: Path, world: World) -> LanguageModel:
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint yet")
     corpus = Corpus.open(folder / "corpus")
-    run = _run(experiment, corpus, world)
+    run = _run(experiment, corpus, World())
     run.resume(newest)
     with torch.no_grad():
         for name, parameter in run.denoise.named_parameters():
             parameter.copy_(run.ema.weights[name])
-    return LanguageModel(run.denoise.eval(), corpus.tokenizer)
+    return LanguageModel(run.denoise.eval(), corpus.tokenizer), _facts(experiment, corpus, run)
 
 
-def evaluate(
-    lm: LanguageModel,
-    corpus: Corpus,
-    split: str,
-    layout: Layout,
-    rows: int | None,
-    replicates: int,
-    seed: int,
-    precision: float | None = None,
-) -> Score:
-    """The bound on -log p of a corpus (its first `rows` rows), with its error; see `score_rows`."""
-    if corpus.tokenizer.digest != (lm.tokenizer.digest if lm.tokenizer is not None else None):
-        raise ValueError(f"{corpus.folder} was prepared with another tokenizer than the model's")
-    text = corpus.splits[split]
-    loader = Loader(text, layout, batch_size=EVALUATED_AT_ONCE)
-    with lm.inference():
-        return score_rows(
-            lm.denoise, lm.objective, loader, text.text, rows, replicates, seed, precision, lm.world
-        )
+def _facts(experiment: Experiment, corpus: Corpus, run: Run) -> Facts:
+    training = experiment.training
+    return {
+        "text": ", ".join(experiment.sources),
+        "corpus (SHA-256)": corpus.digest,
+        "steps": f"{run.state.step:,} of {training.steps:,}, {training.batch_size} rows each",
+        "tokens seen": f"{run.state.tokens:,}",
+        "optimizer": type(training.optimizer).__name__,
+        "weights": f"moving average, decay {training.ema:g}",
+        "seed": str(training.seed),
+    }
 
 
 def _run(experiment: Experiment, corpus: Corpus, world: World) -> Run:
@@ -190,7 +189,7 @@ def _evaluate(experiment: Experiment, corpus: Corpus, run: Run) -> dict[str, flo
     if "valid" not in corpus.splits:
         return {}
     split = corpus.splits["valid"]
-    loader = Loader(split, experiment.layout, batch_size=min(EVALUATED_AT_ONCE, experiment.evaluate_rows))
+    loader = Loader(split, experiment.layout, batch_size=min(AT_ONCE, experiment.evaluate_rows))
     with torch.no_grad():
         score = score_rows(
             run.denoise,

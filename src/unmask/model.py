@@ -262,13 +262,19 @@ class LanguageModel:
 
     def fill(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Samples:
         """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i."""
-        for frame in self.frames(tokens, sampler, seed):
-            filled = frame
-        return filled
+        world, written = self.world, torch.zeros_like(tokens)
+        first, count = world.share(len(tokens))
+        calls = head_rows = 0
+        if count:
+            for frame in self.frames(tokens[first : first + count], sampler, seed + first):
+                filled = frame
+            written[first : first + count] = filled.tokens
+            calls, head_rows = filled.network_calls, filled.head_rows
+        return Samples(
+            world.summed(written), int(world.largest(calls)), int(world.total(head_rows)[0]), self.tokenizer
+        )
 
-    def frames(
-        self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0
-    ) -> Iterator[Samples]:
+    def frames(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Iterator[Samples]:
         """Watch `fill`: the canvas as it is given, then after each step, the filled one last.
 
         The ids of a frame have masks where nothing is written yet; network calls are counted up to it.
@@ -279,7 +285,8 @@ class LanguageModel:
                 f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}"
             )
         canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
-        counted, z = Counted(self.denoise), canvas.tokens
+        counted = Counted(self.denoise)
+        z: Tokens | None = canvas.tokens
         steps = iter((sampler or self.default_sampler()).run(counted, canvas))
         while z is not None:
             yield Samples(z, counted.calls, counted.head_rows, self.tokenizer)

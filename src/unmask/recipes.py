@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unmask.backbones.dit import DiTConfig
+from unmask.backbones.dit import DiTConfig, LocalStart
 from unmask.data.corpus import PrepareOptions
 from unmask.data.loader import PerDocument, Wrapped
 from unmask.data.sources import SourceOptions
 from unmask.experiment import Experiment
+from unmask.objectives import MDLM
+from unmask.training.curriculum import Widening
 from unmask.training.loop import Training
-from unmask.training.optim import AdamW, LinearDecay
+from unmask.training.optim import AdamW, LinearDecay, Muon
 
 PAPER = Training(steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup=2500, ema=0.9999)
 LINES = PrepareOptions(source=SourceOptions(lines=True))
@@ -21,17 +23,21 @@ def stdlib_tiny() -> Experiment:
     return Experiment(
         sources=("stdlib",),
         tokenizer="bpe:4096",
-        backbone=DiTConfig(width=256, depth=4, heads=4, length=128, dropout=0.0),
+        backbone=DiTConfig(
+            width=256, depth=4, heads=4, length=128, dropout=0.0, rotary_base=100.0, local=LocalStart()
+        ),
+        objective=MDLM(exact_counts=True),
         layout=Wrapped(128),
         training=Training(
-            steps=1000,
+            steps=300,
             batch_size=16,
-            optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98)),
-            warmup=50,
+            optimizer=Muon(),
+            warmup=15,
             decay=LinearDecay(),
-            ema=0.99,
+            curriculum=Widening(),
+            ema=0.95,
             save_every=100,
-            evaluate_every=250,
+            evaluate_every=100,
         ),
     )
 

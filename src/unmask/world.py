@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,25 +40,34 @@ class World:
         cuts = [count * i // number for i in range(number + 1)]
         return [(first + a, b - a) for a, b in itertools.pairwise(cuts)]
 
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum of the ranks' tensors, which are alike in shape; exact where all but one are zero."""
+        return self._reduced(tensor, dist.ReduceOp.SUM)
+
     def total(self, *values: float) -> list[float]:
         """Each value summed over the ranks."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        summed: list[float] = self.summed(torch.tensor(values, dtype=torch.float64)).tolist()
+        return summed
+
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        return float(self._reduced(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.MAX))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is up on some rank: all must act alike."""
-        return self._reduce((float(flag),), dist.ReduceOp.MAX)[0] > 0
+        return self.largest(float(flag)) > 0
 
     def barrier(self) -> None:
         """Wait for all."""
         if self.size > 1:
             dist.barrier()
 
-    def _reduce(self, values: tuple[float, ...], op: Any) -> list[float]:
+    def _reduced(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, op=op)
-        return [float(value) for value in tensor.tolist()]
+            return tensor
+        shared = tensor.to(self.device, copy=True)
+        dist.all_reduce(shared, op=op)
+        return shared.to(tensor.device)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.backbones.dit import DiT, DiTConfig, TimeConditioning
-from unmask.backbones.layers import KVCache
+from unmask.backbones.dit import DiT, DiTConfig, LocalStart, TimeConditioning
+from unmask.backbones.layers import Attention, KVCache, Neighbours, Rotary, rotate
 from unmask.types import Times, Tokens, Vocab
 
 VOCAB = Vocab(size=11, mask=10)
@@ -20,7 +21,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qk_norm": {"qk_norm": True},
     "tied": {"tied": True},
 }
+LOCAL: dict[str, Any] = {"local": LocalStart(taps=3), "rotary_base": 100.0}
+BIDIRECTIONAL = {**OPTIONS, "local": LOCAL}
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+every_bidirectional = pytest.mark.parametrize("options", BIDIRECTIONAL.values(), ids=list(BIDIRECTIONAL))
 both_directions = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
@@ -83,7 +87,7 @@ def test_a_causal_network_sees_no_later_token(options: dict[str, Any]) -> None:
     assert changed(hidden(net, z), hidden(net, other)) == [False] * 5 + [True] * 3
 
 
-@every_option
+@every_bidirectional
 def test_a_bidirectional_network_sees_all_tokens(options: dict[str, Any]) -> None:
     net, z = network(**options), tokens(2, 8)
     other = z.clone()
@@ -186,7 +190,7 @@ def test_the_head_answers_at_chosen_rows_as_it_does_everywhere() -> None:
     torch.testing.assert_close(chosen, full[rows])
 
 
-@every_option
+@every_bidirectional
 def test_every_parameter_learns(options: dict[str, Any]) -> None:
     net = network(**options)
     net.head(net.encode(tokens(2, 6), torch.full((2, 1), 0.3))).log_softmax(-1)[..., 0].sum().backward()
@@ -196,7 +200,7 @@ def test_every_parameter_learns(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
-@every_option
+@every_bidirectional
 def test_other_precisions_say_nearly_the_same(options: dict[str, Any], dtype: torch.dtype) -> None:
     net, z = network(**options), tokens(2, 32)
     expected = hidden(net, z)
@@ -241,3 +245,69 @@ def test_dropout_is_on_both_branches() -> None:
     z = torch.tensor([[0, 1, 2, 3]])
     hidden = network.encode(z, torch.zeros(1, 1))
     torch.testing.assert_close(hidden, network.norm(network.embedding(z)))
+
+
+@pytest.mark.parametrize("offset", [-2, -1, 0, 1, 3])
+def test_a_head_starts_by_looking_at_its_offset(offset: int) -> None:
+    """With queries and keys of nothing but biases: the logit of j seen from i is largest at i + offset."""
+    rotary = Rotary(32, base=100.0)
+    attention = Attention(64, heads=2, qk_norm=False, causal=False, biased=True)
+    attention.look_at((offset, offset), strength=8.0, rotary=rotary)
+    angles = rotary.angles(0, 20)
+    assert attention.q_bias is not None
+    assert attention.k_bias is not None
+    q, k = (
+        rotate(bias.view(2, 1, 32).expand(-1, 20, -1), angles)
+        for bias in (attention.q_bias, attention.k_bias)
+    )
+    logits = (q @ k.mT / math.sqrt(32)).detach()
+    for i in range(4, 16):
+        assert logits[:, i].argmax(-1).tolist() == [i + offset] * 2
+        assert logits[0, i, i + offset].item() == pytest.approx(8.0, rel=1e-5)
+        assert logits[0, i].softmax(-1)[i + offset] > 0.5
+
+
+def test_heads_take_the_offsets_in_turn() -> None:
+    net = DiTConfig(width=64, depth=1, heads=4, local=LocalStart(offsets=(-1, 1))).build(VOCAB)
+    bias = net.blocks[0].attention.q_bias.view(4, 16)
+    assert torch.equal(bias[0], bias[2])
+    assert not torch.equal(bias[0], bias[1])
+
+
+def test_neighbours_are_a_convolution() -> None:
+    torch.manual_seed(0)
+    layer, x = Neighbours(5, taps=3), torch.randn(2, 7, 5)
+    expected = torch.nn.functional.conv1d(x.mT, layer.weight.T[:, None], padding=1, groups=5).mT
+    assert torch.allclose(layer(x, None, None), expected, atol=1e-6)
+
+
+def test_neighbours_end_at_the_border_of_a_document() -> None:
+    net, z = network(**LOCAL), tokens(1, 8)
+    other = z.clone()
+    other[0, 4:] = (other[0, 4:] + 1) % VOCAB.size
+    documents = torch.tensor([[0] * 4 + [1] * 4])
+    a, b = (hidden(net, each, documents=documents) for each in (z, other))
+    assert torch.equal(a[0, :4], b[0, :4])
+    assert not torch.allclose(a[0, 4:], b[0, 4:])
+
+
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_neighbours_do_not_look_at_padding(where: str) -> None:
+    net, z = network(**LOCAL), tokens(2, 5)
+    padding = torch.full((2, 3), 7)
+    flags = torch.zeros(2, 3, dtype=torch.bool)
+    valid = torch.ones_like(z, dtype=torch.bool)
+    parts = ([padding, z], [flags, valid]) if where == "left" else ([z, padding], [valid, flags])
+    padded = hidden(net, torch.cat(parts[0], 1), valid=torch.cat(parts[1], 1))
+    kept = padded[:, 3:] if where == "left" else padded[:, :5]
+    assert torch.allclose(kept, hidden(net, z), atol=1e-5)
+
+
+def test_only_a_network_that_sees_both_sides_can_start_locally() -> None:
+    with pytest.raises(ValueError, match="looks to both sides"):
+        DiTConfig(causal=True, local=LocalStart())
+    with pytest.raises(ValueError, match="odd"):
+        LocalStart(taps=4)
+    with pytest.raises(ValueError, match="at least one offset"):
+        LocalStart(offsets=())
+    assert SMALL.local is None

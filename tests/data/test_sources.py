@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from unmask.data import formats
 from unmask.data.formats import PIECE, Piece, cut, pieces
-from unmask.data.sources import SourceOptions, documents, identity, stamp
+from unmask.data.sources import SourceOptions, documents, identity, plain_size, stamp
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are not at {DATA}")
@@ -431,3 +431,22 @@ def test_a_genome() -> None:
     (genome,) = texts(DATA / "dna" / "genomes" / "ecoli_k12_mg1655.fa.gz")
     assert len(genome) == 4_639_675  # of U00096.2
     assert set(genome) == set("ACGT")
+
+
+def test_the_size_of_text_is_known_where_files_are_text(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("é" * 10)
+    (tmp_path / "two").write_text("abc")
+    assert plain_size([str(tmp_path)]) == 23
+    assert plain_size([str(tmp_path / "two"), str(tmp_path)]) == 26
+    library = plain_size(["stdlib"])
+    assert library is not None
+    read = sum(len(piece.text.encode()) for piece in documents(["stdlib"], SourceOptions()))
+    assert 0.99 * library < read <= library  # a few files of it are in other encodings
+    for name in ("three.txt.gz", "three.jsonl"):
+        (tmp_path / name).write_bytes(b"x")
+        assert plain_size([str(tmp_path / name), str(tmp_path / "two")]) is None
+        assert plain_size([str(tmp_path)]) is None
+        (tmp_path / name).unlink()
+    assert plain_size(["hub:wikitext"]) is None
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        plain_size([str(tmp_path / "nowhere")])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import tiny
 from oracle import LINEAR, continuous_bound, random_table
-from unmask import MDLM, Autoregression, Batch, LanguageModel, Tokenizer
+from unmask import D3PM, MDLM, Autoregression, Batch, LanguageModel, Tokenizer
+from unmask.data.loader import Loader, Wrapped
 from unmask.data.textsize import TextSize
-from unmask.evaluation.likelihood import score_ids
-from unmask.evaluation.score import Score, total
+from unmask.evaluation.likelihood import score_ids, score_rows, steadiest
+from unmask.evaluation.score import CELLS, Score, total
 from unmask.model import ModelConfig
 from unmask.types import Vocab
 
@@ -72,7 +74,8 @@ def test_a_model_that_knows_nothing_needs_log_v_nats() -> None:
     tokenizer = Tokenizer.characters("abcd")
     config = ModelConfig(Vocab(5, 4), tiny.denoiser(MDLM()).config.backbone, MDLM())
     score = LanguageModel(config.build(), tokenizer).score(["abcdabcd", "dddd"], draws=4096)
-    assert abs(score.nats_per_token - math.log(4)) < 4 * score.standard_error
+    assert score.nats_per_token == pytest.approx(math.log(4))  # exact counts leave no noise at all
+    assert score.standard_error < 1e-6
     assert score.size == TextSize(12, 12, 4)
     assert [s.tokens for s in score.each] == [8, 4]
 
@@ -100,3 +103,93 @@ def test_windows_add_their_variances() -> None:
         for n in (12, 3)
     )
     assert 2 < long / short < 8  # four windows instead of one
+
+
+def uniform_model() -> LanguageModel:
+    """Fresh weights predict uniformly: every hidden token costs log 4, at any time."""
+    config = ModelConfig(Vocab(5, 4), tiny.denoiser(MDLM()).config.backbone, MDLM(schedule=LINEAR))
+    return LanguageModel(config.build(), Tokenizer.characters("abcd"))
+
+
+def test_nats_are_told_apart_by_time() -> None:
+    """The integrand of a uniform prediction is flat: w(t) t log V = log V."""
+    score = uniform_model().score(["abcdabcdabcd"], draws=8_000)
+    assert len(score.by_time) == CELLS
+    assert math.isclose(sum(score.by_time), score.nats_per_token)
+    for nats, error in zip(score.by_time, score.by_time_error, strict=True):
+        assert nats == pytest.approx(math.log(4) / CELLS, rel=0.02)
+        assert error < 0.01 * nats
+    both = total([score, score])
+    assert both.by_time == pytest.approx(score.by_time)
+    assert both.by_time_error == pytest.approx([e / math.sqrt(2) for e in score.by_time_error])
+
+
+def test_an_exact_score_has_no_times() -> None:
+    lm = LanguageModel(tiny.denoiser(Autoregression()))
+    score = lm.score([[0, 1, 2], [3, 3]])
+    assert score.by_time == score.by_time_error == ()
+    assert score.standard_error == 0
+    assert "by_time" not in score.figures()
+
+
+@pytest.mark.parametrize("precision", [0.02, 0.005])
+def test_draws_are_made_until_the_error_is_small_enough(precision: float) -> None:
+    lm = LanguageModel(tiny.denoiser(MDLM()))
+    plain = lm.score([[0, 1, 2, 3, 5, 6]], draws=16)
+    assert plain.standard_error > precision * plain.nats_per_token
+    score = lm.score([[0, 1, 2, 3, 5, 6]], draws=16, precision=precision)
+    assert score.standard_error <= precision * score.nats_per_token
+    with pytest.raises(ValueError, match=r"0\.01 for a standard error of 1 %"):
+        lm.score([[0]], precision=2.0)
+
+
+def test_a_network_that_is_told_the_time_is_scored_by_coins() -> None:
+    """Exact counts would be another bound for it."""
+    objective = MDLM(schedule=LINEAR)
+    table = random_table(objective)
+    assert steadiest(table, objective) is objective
+    assert steadiest(random_table(objective, drift=0.0), objective) == MDLM(
+        schedule=LINEAR, exact_counts=True
+    )
+    in_steps = MDLM(schedule=LINEAR, steps=5)
+    assert steadiest(random_table(in_steps, drift=0.0), in_steps) is in_steps
+    assert steadiest(random_table(D3PM(), drift=0.0), D3PM()) == D3PM()
+
+
+class Ids:
+    """A token stream of one document."""
+
+    tokens = 100
+    ends = np.array([100])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return np.arange(start, stop) % 4
+
+
+def test_rows_are_passed_over_until_the_error_is_small_enough() -> None:
+    lm, loader = LanguageModel(tiny.denoiser(MDLM())), Loader(Ids(), Wrapped(12), batch_size=4)
+    told: list[int] = []
+    score = score_rows(lm.denoise, lm.objective, loader, None, None, 2, 0, 0.01, report=told.append)
+    assert score.standard_error <= 0.01 * score.nats_per_token
+    assert told == sorted(told)
+    assert told[-1] % 9 == 0  # whole passes over nine rows
+    assert told[-1] > 2 * 9
+
+
+def test_a_part_of_the_rows_has_its_share_of_the_text() -> None:
+    lm, loader = uniform_model(), Loader(Ids(), Wrapped(12), batch_size=4)
+    size = TextSize(bytes=200, characters=150, words=50)
+    score = score_rows(lm.denoise, lm.objective, loader, size, 5, 2, 0)
+    assert score.tokens == 60
+    assert score.size == TextSize(120, 90, 30)
+    assert math.isclose(score.bits_per_character, score.nats / math.log(2) / 90)
+    assert math.isclose(score.word_perplexity, math.exp(score.nats / 30))
+    figures = score.figures()
+    assert figures["word_perplexity_error"] == pytest.approx(
+        score.word_perplexity * score.standard_error * 60 / 30
+    )
+
+
+def test_words_and_line_ends_are_counted() -> None:
+    assert TextSize.of("no it was n't\n<unk> N\n") == TextSize(22, 22, 8)
+    assert TextSize.of("zwei Wörter") == TextSize(12, 11, 3)

@@ -15,6 +15,7 @@ from oracle import (
     STATES,
     TEXTS,
     State,
+    Table,
     chain,
     continuous_bound,
     joint_table,
@@ -78,6 +79,55 @@ def test_the_estimators_mean_is_the_exact_continuous_bound(
     mean, error = estimate(objective, table, X)
     assert error < 0.3  # of about 4 nats: enough to notice a lost term
     assert abs(mean - continuous_bound(table, schedule, X)) < 4 * error
+
+
+@pytest.mark.parametrize("schedule", [LINEAR, Cosine(), LogLinear(eps=0.1)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("kind", [MDLM, SEDD], ids=lambda k: k.__name__)
+def test_exact_counts_have_the_same_mean(kind: type[MaskedObjective], schedule: Schedule) -> None:
+    """And less noise: k of n tokens are hidden, not as many as coins happen to hide."""
+    coins = kind(schedule=schedule)  # type: ignore[arg-type]
+    table = random_table(coins, drift=0.0)
+    counts = replace(coins, exact_counts=True)
+    mean, error = estimate(counts, table, X)
+    assert error < 0.03
+    assert abs(mean - continuous_bound(table, schedule, X)) < 4 * error
+
+
+def test_exact_counts_hide_each_number_of_tokens_equally_often() -> None:
+    """Of the tokens that count only: the last of each row is given."""
+    seen = []
+
+    class Spy(Table):
+        def __call__(
+            self, z: torch.Tensor, t: torch.Tensor, rows: torch.Tensor, **context: object
+        ) -> torch.Tensor:
+            seen.append((z == MASK).sum(1))
+            assert torch.equal(rows, z == MASK)
+            return super().__call__(z, t, rows, **context)
+
+    table = random_table(MDLM(), drift=0.0)
+    spy = Spy(table.logits, table.drift, table.objective)
+    frozen = torch.tensor([[False, False, True]]).expand(10, -1)
+    batch = Batch(torch.tensor([X]).expand(10, -1), frozen=frozen)
+    MDLM(exact_counts=True).token_nll(spy, batch, torch.Generator().manual_seed(0))
+    assert sorted(seen[0].tolist()) == [1] * 5 + [2] * 5
+
+
+def test_exact_counts_need_a_network_without_a_clock() -> None:
+    batch = Batch(torch.tensor([X]))
+    with pytest.raises(ValueError, match="not told the time"):
+        MDLM(exact_counts=True).token_nll(random_table(MDLM()), batch, torch.Generator())
+    with pytest.raises(ValueError, match="does not read alpha"):
+        D3PM(exact_counts=True)
+    with pytest.raises(ValueError, match="continuous time"):
+        MDLM(exact_counts=True, steps=10)
+
+
+def test_a_row_that_has_nothing_to_hide_costs_nothing() -> None:
+    batch = Batch(torch.tensor([X, X]), frozen=torch.tensor([[True] * 3, [False] * 3]))
+    nats = MDLM(exact_counts=True).token_nll(random_table(MDLM(), drift=0.0), batch, torch.Generator())
+    assert nats[0].tolist() == [0, 0, 0]
+    assert nats[1].sum() > 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)

@@ -23,7 +23,7 @@ PLAIN = DiTConfig(width=16, depth=2, heads=2, length=12, dropout=0.1)
 CAUSAL = replace(PLAIN, causal=True)
 TIMED = replace(PLAIN, time=TimeConditioning(width=8, scale=7.0))
 CHARACTERS = Tokenizer.characters("abcdef ")
-FILES = ["config.json", "manifest.json", "model.safetensors", "tokenizer.json"]
+FILES = ["README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"]
 
 # New members of the unions are tested without a line here. A network told sigma feels its schedule.
 MODELS: dict[str, tuple[DiTConfig, AnyObjective, bool]] = {
@@ -111,7 +111,7 @@ def test_a_model_needs_no_tokenizer(tmp_path: Path) -> None:
     assert torch.equal(log_x(loaded), log_x(saved))
 
 
-def test_a_folder_holds_four_files_and_true_sums(tmp_path: Path) -> None:
+def test_a_folder_holds_five_files_and_true_sums(tmp_path: Path) -> None:
     folder = unmask.save(model(), tmp_path / "m")
     assert folder == tmp_path / "m"
     files = contents(folder)
@@ -270,7 +270,7 @@ def test_a_folder_may_lack_its_manifest(tmp_path: Path) -> None:
     assert torch.equal(log_x(unmask.load(folder)), log_x(model()))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ("manifest.json", "README.md")])
 def test_any_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
     folder = unmask.save(model(), tmp_path / "m")
     data = bytearray((folder / name).read_bytes())
@@ -278,3 +278,51 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
     (folder / name).write_bytes(data)
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         unmask.load(folder)
+
+
+def test_people_may_change_the_card(tmp_path: Path) -> None:
+    folder = unmask.save(model(), tmp_path / "m")
+    card = folder / "README.md"
+    card.write_text("my own words")
+    assert torch.equal(log_x(unmask.load(folder)), log_x(model()))
+    card.unlink()
+    assert torch.equal(log_x(unmask.load(folder)), log_x(model()))
+
+
+def test_a_folder_from_before_there_were_cards_is_read(tmp_path: Path) -> None:
+    folder = unmask.save(model(), tmp_path / "m")
+    (folder / "README.md").unlink()
+    sums = json.loads((folder / "manifest.json").read_text())
+    del sums["README.md"]
+    (folder / "manifest.json").write_text(json.dumps(sums))
+    assert torch.equal(log_x(unmask.load(folder)), log_x(model()))
+
+
+def test_overwriting_renews_a_generated_card(tmp_path: Path) -> None:
+    folder = unmask.save(model(), tmp_path / "m", facts={"steps": "one thousand"})
+    assert "one thousand" in (folder / "README.md").read_text()
+    unmask.save(model(), folder, overwrite=True, facts={"steps": "two thousand"})
+    assert "two thousand" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("manifest", ["true", "missing", "without the card", "damaged"])
+def test_overwriting_keeps_a_card_that_people_wrote(tmp_path: Path, manifest: str) -> None:
+    folder = unmask.save(model(), tmp_path / "m")
+    (folder / "README.md").write_bytes(b"my own words\r\n\xff")
+    if manifest == "missing":
+        (folder / "manifest.json").unlink()
+    elif manifest != "true":
+        (folder / "manifest.json").write_text("{}" if manifest == "without the card" else "{")
+    for seed in (1, 2):  # what was kept once is kept again
+        unmask.save(model(seed=seed), folder, overwrite=True)
+        assert (folder / "README.md").read_bytes() == b"my own words\r\n\xff"
+        assert torch.equal(log_x(unmask.load(folder)), log_x(model(seed=seed)))
+    (folder / "README.md").unlink()
+    unmask.save(model(), folder, overwrite=True)
+    assert "library_name: unmask" in (folder / "README.md").read_text()
+
+
+def test_the_published_layout_has_a_card_too(tmp_path: Path) -> None:
+    folder = unmask.save(model(), tmp_path / "m", published=True, facts={"steps": "one thousand"})
+    assert sorted(contents(folder)) == FILES
+    assert "| steps | one thousand |" in (folder / "README.md").read_text()

@@ -13,15 +13,18 @@ import pytest
 WORKER = Path(__file__).parents[1] / "training_worker.py"
 
 
-def run(folder: Path, ranks: int = 1, **wishes: Any) -> int:
+def process(folder: Path, ranks: int = 1, **wishes: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(WORKER)]
     if ranks > 1:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"]
         command.append(str(WORKER))
-    done = subprocess.run(
-        [*command, str(folder), json.dumps(wishes)], capture_output=True, timeout=120, check=False
+    return subprocess.run(
+        [*command, str(folder), json.dumps(wishes)], capture_output=True, text=True, timeout=120, check=False
     )
-    return done.returncode
+
+
+def run(folder: Path, ranks: int = 1, **wishes: Any) -> int:
+    return process(folder, ranks, **wishes).returncode
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -58,6 +61,18 @@ def test_a_polite_signal_finishes_the_step_saves_and_says_so(
 ) -> None:
     assert run(tmp_path, dropout=0.2, kill_at=5, signal=signal) == 3
     assert (tmp_path / "step-00000006").exists()
+    assert run(tmp_path, dropout=0.2) == 0
+    assert losses(tmp_path) == losses(whole)
+
+
+def test_memory_that_runs_out_leaves_the_checkpoint_whole(whole: Path, tmp_path: Path) -> None:
+    """The process really runs into its limit, in step 6; the next one goes on, bit for bit."""
+    starved = process(tmp_path, dropout=0.2, memory_ends_at=5)
+    assert starved.returncode == 1
+    last = starved.stderr.strip().splitlines()[-1]
+    assert "OutOfMemoryError: memory ran out after step 5: 2 rows at once were too many" in last
+    assert "try microbatch=1, which means the same" in last
+    assert last.endswith(f"the checkpoint {tmp_path / 'step-00000004'} is whole")
     assert run(tmp_path, dropout=0.2) == 0
     assert losses(tmp_path) == losses(whole)
 

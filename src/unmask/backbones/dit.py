@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.backbones.base import Backbone
-from unmask.backbones.layers import Attention, KVCache, Rotary, TimeEmbedding, attention_mask
+from unmask.backbones.layers import Attention, KVCache, Neighbours, Rotary, TimeEmbedding, attention_mask
 from unmask.types import Times, Tokens, Vocab
 
 
@@ -30,6 +30,26 @@ class TimeConditioning:
 
 
 @dataclass(frozen=True)
+class LocalStart:
+    """The network begins by looking at neighbours, and so leaves the unigram plateau at once.
+
+    A convolution of `taps` over the embeddings, and biases of queries and keys that start the heads in
+    turn at these `offsets`, with `strength` more in the attention logits. Wants a `rotary_base` of
+    about 100, whose waves tell near positions apart.
+    """
+
+    taps: int = 7
+    offsets: tuple[int, ...] = (-1, 1, -2, 2)
+    strength: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.taps < 1 or self.taps % 2 == 0:
+            raise ValueError(f"taps must be odd, so that they have a middle; got {self.taps}")
+        if not self.offsets:
+            raise ValueError("a local start needs at least one offset to look at")
+
+
+@dataclass(frozen=True)
 class DiTConfig:
     """Sizes and options of a DiT; `build(vocab)` makes it. The default is the paper's small model."""
 
@@ -43,8 +63,11 @@ class DiTConfig:
     qk_norm: bool = False
     rotary_base: float = 10_000.0
     time: TimeConditioning | None = None
+    local: LocalStart | None = None
 
     def __post_init__(self) -> None:
+        if self.causal and self.local is not None:
+            raise ValueError("a local start looks to both sides, which a causal network must not")
         for name in ("width", "depth", "heads", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -71,7 +94,9 @@ class Block(nn.Module):
         width = config.width
         # A shift by adaLN takes the place of the norms' own bias.
         self.norm1 = nn.LayerNorm(width, bias=config.time is None)
-        self.attention = Attention(width, config.heads, config.qk_norm, config.causal)
+        self.attention = Attention(
+            width, config.heads, config.qk_norm, config.causal, biased=config.local is not None
+        )
         self.norm2 = nn.LayerNorm(width, bias=config.time is None)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
@@ -99,6 +124,7 @@ class DiT(Backbone):
         self.config = config
         self.max_length, self.causal, self.timed = config.length, config.causal, config.time is not None
         self.embedding = nn.Embedding(vocab.size, config.width)
+        self.neighbours = None if config.local is None else Neighbours(config.width, config.local.taps)
         self.rotary = Rotary(config.width // config.heads, config.rotary_base)
         self.time = None if config.time is None else TimeEmbedding(config.time.width, config.time.scale)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
@@ -123,6 +149,8 @@ class DiT(Backbone):
             raise ValueError("a key-value cache needs a causal network and rows without padding or documents")
         start = 0 if cache is None else cache.length
         x: Tensor = self.embedding(tokens)
+        if self.neighbours is not None:
+            x = x + self.neighbours(x, valid, documents)
         time = None if self.time is None else self.time(t)
         angles = self.rotary.angles(start, tokens.shape[1])
         for layer, block in enumerate(self.blocks):
@@ -149,6 +177,8 @@ class DiT(Backbone):
             for last in (block.attention.out, block.mlp[2]):
                 assert isinstance(last, nn.Linear)
                 nn.init.normal_(last.weight, std=0.02 / (2 * self.config.depth) ** 0.5)
+            if self.config.local is not None:
+                block.attention.look_at(self.config.local.offsets, self.config.local.strength, self.rotary)
             if block.modulation is not None:
                 # Gates start at one, so that blocks learn from the first step as a plain transformer's do.
                 nn.init.zeros_(block.modulation.weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,31 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos.to(x.dtype) + torch.cat([-second, first], dim=-1) * sin.to(x.dtype)
 
 
+class Neighbours(nn.Module):
+    """y_i = sum over o of w_o * x_(i+o), |o| <= taps // 2, each dimension by itself; padding and other
+    documents are not looked at."""
+
+    def __init__(self, width: int, taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(taps, width))
+        nn.init.normal_(self.weight, std=taps**-0.5)
+
+    def forward(self, x: Tensor, valid: Tensor | None, documents: Tensor | None) -> Tensor:
+        """x [B, L, width]."""
+        if valid is not None:
+            x = x * valid[..., None]
+        reach, length = len(self.weight) // 2, x.shape[1]
+        around = F.pad(x, (0, 0, reach, reach))
+        numbers = None if documents is None else F.pad(documents, (reach, reach), value=-1)
+        y = torch.zeros_like(x)
+        for tap, weight in enumerate(self.weight):
+            part = around[:, tap : tap + length] * weight
+            if documents is not None and numbers is not None:
+                part = part * (numbers[:, tap : tap + length] == documents)[..., None]
+            y = y + part
+        return y
+
+
 class KVCache:
     """Keys and values of the positions that a causal network has already read, one pair a layer."""
 
@@ -56,9 +82,9 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with rotary positions."""
+    """Multi-head self-attention with rotary positions; `biased` queries and keys can prefer an offset."""
 
-    def __init__(self, width: int, heads: int, qk_norm: bool, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, qk_norm: bool, causal: bool, biased: bool = False) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -66,6 +92,27 @@ class Attention(nn.Module):
         head_width = width // heads
         self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.q_bias = nn.Parameter(torch.zeros(width)) if biased else None
+        self.k_bias = nn.Parameter(torch.zeros(width)) if biased else None
+
+    @torch.no_grad()
+    def look_at(self, offsets: Sequence[int], strength: float, rotary: Rotary) -> None:
+        """Start head h at offset o = offsets[h mod n], with `strength` added to its logit.
+
+        A bias of (c, 0) in a turning pair of k, and of the same turned by o in q, adds
+        c^2 cos(angle (j - i - o)) to the logit of j seen from i: largest at j = i + o. Fast pairs tell
+        neighbours apart, so c is proportional to the angle.
+        """
+        assert self.q_bias is not None
+        assert self.k_bias is not None
+        head_width = len(self.q_bias) // self.heads
+        c = rotary.base ** -(rotary.even.double() / head_width)
+        c = c * (strength * head_width**0.5 / c.square().sum()) ** 0.5
+        key = torch.cat([c, torch.zeros_like(c)])
+        self.k_bias.copy_(key.repeat(self.heads))
+        for head, query in enumerate(self.q_bias.view(self.heads, head_width)):
+            angles = rotary.angles(offsets[head % len(offsets)], 1)
+            query.copy_(rotate(key[None], angles)[0])
 
     def forward(
         self,
@@ -77,7 +124,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """`seen` [B, 1, 1 or L, L] is False where a query must not look at a key."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_bias is not None and self.k_bias is not None:
+            q = q + self.q_bias.view(self.heads, 1, -1)
+            k = k + self.k_bias.view(self.heads, 1, -1)
+        q, k = rotate(q, angles), rotate(k, angles)
         fresh = cache is None or len(cache.layers) == layer
         if cache is not None:
             k, v = cache.extend(layer, k, v)

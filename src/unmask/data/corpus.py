@@ -31,7 +31,7 @@ from unmask.data.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from unmask.types import Vocab
 
-__all__ = ["Corpus", "PrepareOptions", "Split", "join", "prepare"]
+__all__ = ["Corpus", "PrepareOptions", "Split", "is_corpus", "join", "prepare"]
 
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
 _OURS = re.compile(r"(train|valid)(-\d{5,}|\.ends)\.bin|tokenizer\.json|manifest\.json")
@@ -79,6 +79,15 @@ class Corpus:
         """`train` and, if a share was asked for, `valid`."""
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         return {record.name: Split(self.folder, dtype, record) for record in self.manifest.splits}
+
+
+def is_corpus(folder: str | os.PathLike[str]) -> bool:
+    """Whether the folder is a prepared corpus (and not one of text that happens to hold a manifest)."""
+    try:
+        Manifest.read(Path(folder))
+    except ValueError:
+        return False
+    return True
 
 
 def prepare(

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from unmask.data import formats
 from unmask.data.formats import Piece
 
-__all__ = ["Piece", "SourceOptions", "documents", "identity", "stamp"]
+__all__ = ["Piece", "SourceOptions", "documents", "identity", "plain_size", "stamp"]
 
 STDLIB, HUB = "stdlib", "hub:"
 
@@ -88,6 +88,12 @@ def stamp(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(line for name in names for line in _source(name).stamp())
 
 
+def plain_size(names: Sequence[str]) -> int | None:
+    """Bytes of text, where the sizes of files tell: None if any is zipped, a table or from the hub."""
+    sizes = [_source(name).plain_size() for name in names]
+    return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+
 @dataclass(frozen=True)
 class _Files:
     """A file, or all files of a folder that are not hidden."""
@@ -109,6 +115,11 @@ class _Files:
         with _explained(self.path):
             stats = [(file, file.stat()) for file in self.files()]
         return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]
+
+    def plain_size(self) -> int | None:
+        files = self.files()
+        with _explained(self.path):
+            return None if any(any(_suffix(file)) for file in files) else _total_size(files)
 
     def files(self) -> list[Path]:
         with _explained(self.path):
@@ -151,6 +162,9 @@ class _Stdlib:
     def stamp(self) -> list[str]:
         return []
 
+    def plain_size(self) -> int:
+        return _total_size(self.files())
+
     def root(self) -> Path:
         return Path(sysconfig.get_paths()["stdlib"])
 
@@ -183,6 +197,9 @@ class _Hub:
 
     def stamp(self) -> list[str]:
         return []
+
+    def plain_size(self) -> None:
+        return None
 
     def _fingerprint(self) -> str:
         folder = _Files(Path(self.name))
@@ -228,6 +245,10 @@ def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
         inner[:] = filter(wanted, inner)
         found.extend(Path(folder, name) for name in filter(wanted, names))
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _total_size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _suffix(file: Path) -> tuple[str, bool]:

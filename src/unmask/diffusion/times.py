@@ -89,6 +89,25 @@ def continuous_moment(schedule: Schedule, u: Tensor) -> Moment:
     )
 
 
+def counted_moment(schedule: Schedule, u: Tensor, counted: Tensor) -> Moment:
+    """The moment at which exactly k of a row's n counted tokens are hidden, k uniform in 1, ..., n.
+
+    If the network is not told the time, integrating the weight over all times at which k of n are hidden
+    leaves 1/k, whatever the schedule: the bound is sum over k of (1/k) E[nats of k hidden tokens], so
+    that a hidden token weighs n/k in a draw. Use with `evened` noise. The time is the one that u stands for.
+    """
+    n = counted.sum(1, keepdim=True)
+    k = ((u * n).long() + 1).minimum(n)
+    level = 1 - k.double() / n.clamp(min=1)
+    return Moment(t=schedule.inverse(1 - u), alpha=level, jump=None, weight=n / k.clamp(min=1))
+
+
+def evened(noise: Tensor, counted: Tensor) -> Tensor:
+    """Each counted token's place (0.5, 1.5, ...)/n in the order of the row's noise: k lie below k/n."""
+    place = torch.where(counted, noise, torch.inf).argsort(1).argsort(1)
+    return (place + 0.5) / counted.sum(1, keepdim=True).clamp(min=1)
+
+
 @dataclass(frozen=True)
 class UniformTimes:
     """u as it comes."""
@@ -96,6 +115,23 @@ class UniformTimes:
     def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """u and its importance weight, 1."""
         return u, torch.ones_like(u)
+
+
+@dataclass(frozen=True)
+class PartTimes:
+    """Only times from `low` to `high`, with no weight to make up for the others: for a curriculum, not for a
+    bound (but for 0 and 1)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 1:
+            raise ValueError(f"a part of the time needs 0 <= low < high <= 1; got {self.low}, {self.high}")
+
+    def warp(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """low + (high - low) u, and 1."""
+        return self.low + (self.high - self.low) * u, torch.ones_like(u)
 
 
 @dataclass(frozen=True)
@@ -133,4 +169,4 @@ class PiecewiseTimes:
         return (cell / cells + (u - edges[cell]) * importance).clamp(max=1), importance
 
 
-AnyTimes: TypeAlias = UniformTimes | PowerTimes | PiecewiseTimes
+AnyTimes: TypeAlias = UniformTimes | PartTimes | PowerTimes | PiecewiseTimes

@@ -7,7 +7,7 @@ sums are added in one fixed order: the figures are the same on any number of ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from unmask.data.textsize import TextSize
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.diffusion.process import LeftToRight
 from unmask.evaluation.score import CELLS, Score, total
-from unmask.objectives.base import Objective
+from unmask.objectives import MDLM
+from unmask.objectives.base import MaskedObjective, Objective
 from unmask.types import Batch, LogX, Rows, Times, Tokens
 from unmask.world import World
 
@@ -84,15 +85,15 @@ def score_texts(
     lines = np.zeros((len(texts), 2, 1 + CELLS))
     for number in range(world.rank, len(texts), world.size):
         ids, size = texts[number]
-        wanted, factor = draws, math.inf
-        while factor > 1 and wanted <= MOST_PASSES * REPLICATES:
-            score = score_ids(denoise, objective, ids, size, wanted, seed, number)
-            factor = _more(score, precision)
+        score = score_ids(denoise, objective, ids, size, draws, seed, number)
+        wanted = draws
+        while (factor := _more(score, precision)) > 1 and wanted < MOST_PASSES * REPLICATES:
             wanted = math.ceil(wanted * factor)
+            score = score_ids(denoise, objective, ids, size, wanted, seed, number)
         lines[number, :, 0] = score.nats, score.variance
         if score.cells:
             lines[number, :, 1:] = score.cells, score.cell_variances
-    shared = np.array(world.total(*lines.flatten().tolist())).reshape(lines.shape)
+    shared = world.summed(torch.from_numpy(lines))
     timed = not isinstance(objective.process, LeftToRight)
     scores = []
     for (nats, variances), (ids, size) in zip(shared.tolist(), texts, strict=True):
@@ -111,12 +112,13 @@ def score_rows(
     seed: int,
     precision: float | None = None,
     world: World = World(),  # noqa: B008
+    report: Callable[[int], None] | None = None,
 ) -> Score:
     """The score of the first `rows` rows (all, if None) of a text of some size.
 
     Each replicate passes over the rows once, a fresh time and masking for each, stratified over a batch;
     the error is that of the mean over replicates, given the text. With `precision` there are more passes
-    until the standard error is below that share of the nats.
+    until the standard error is below that share of the nats. `report` is told the rows done so far.
     """
     wanted = loader.rows_in_order if rows is None else min(rows, loader.rows_in_order)
     exact = isinstance(objective.process, LeftToRight)
@@ -128,7 +130,7 @@ def score_rows(
     needed = 1 if exact else replicates
     while len(passes) < needed:
         numbers = range(len(passes), needed)
-        sums, tokens = _passes(denoise, objective, loader, firsts, wanted, numbers, seed, world)
+        sums, tokens = _passes(denoise, objective, loader, firsts, wanted, numbers, seed, world, report)
         passes = np.concatenate([passes, sums])
         score = _score(passes, tokens, None)
         needed = min(MOST_PASSES, math.ceil(len(passes) * _more(score, precision)))
@@ -145,6 +147,7 @@ def _passes(
     numbers: range,
     seed: int,
     world: World,
+    report: Callable[[int], None] | None,
 ) -> tuple[NDArray[np.float64], int]:
     """Nats [passes, CELLS] of some passes over the rows, and the tokens of one; the ranks take turns."""
     sums = np.zeros((len(firsts), len(numbers), CELLS))
@@ -161,8 +164,11 @@ def _passes(
             if mine == index:
                 sums[index, place] = nats
                 tokens[index] = float(batch.counted.sum())
-    shared = np.array(world.total(*sums.flatten().tolist())).reshape(sums.shape)
-    return shared.sum(0), int(sum(world.total(*tokens.tolist())))
+            if report is not None:
+                before = numbers[0] * wanted + turn * loader.batch_size * len(numbers)
+                report(before + (place + 1) * len(batch.tokens) * world.size)
+    shared = world.summed(torch.from_numpy(sums)).numpy()
+    return shared.sum(0), int(world.summed(torch.from_numpy(tokens)).sum())
 
 
 class Clock(Around):
@@ -178,12 +184,21 @@ class Clock(Around):
         return self.denoise(z, t, rows, **context)
 
 
+def steadiest(denoise: Denoise, objective: Objective) -> Objective:
+    """The same bound from draws of exact counts, where that is allowed: far less noise for short texts."""
+    if not isinstance(objective, MaskedObjective) or objective.reads_alpha or not denoise.timeless:
+        return objective
+    if isinstance(objective, MDLM) and objective.steps is not None:
+        return objective
+    return replace(objective, exact_counts=True)
+
+
 def nats_by_time(
     denoise: Denoise, objective: Objective, batch: Batch, generator: torch.Generator
 ) -> NDArray[np.float64]:
     """The nats [CELLS] of one draw for each row of the batch, by the cell of [0, 1] that its t fell into."""
     clock = Clock(denoise)
-    nats = objective.token_nll(clock, batch, generator).double()
+    nats = steadiest(denoise, objective).token_nll(clock, batch, generator).detach().double()
     if not bool(nats.isfinite().all()):
         raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
     assert clock.t is not None

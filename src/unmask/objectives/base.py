@@ -21,7 +21,15 @@ from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import substream, uniforms
 from unmask.diffusion.process import Masking, Process, UniformNoise
 from unmask.diffusion.schedule import AnySchedule, LogLinear, Schedule
-from unmask.diffusion.times import AnyTimes, Moment, UniformTimes, continuous_moment, stratified
+from unmask.diffusion.times import (
+    AnyTimes,
+    Moment,
+    UniformTimes,
+    continuous_moment,
+    counted_moment,
+    evened,
+    stratified,
+)
 from unmask.types import Batch, LogX, Vocab
 
 
@@ -58,10 +66,15 @@ class Objective(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedObjective(Objective):
-    """Continuous-time masked diffusion; `read` makes the difference between its members."""
+    """Continuous-time masked diffusion; `read` makes the difference between its members.
+
+    `exact_counts`: k of a row's n tokens are hidden, k uniform, instead of each by its own coin: the same
+    bound from steadier draws, for networks that are not told the time.
+    """
 
     schedule: AnySchedule = LogLinear()
     times: AnyTimes = UniformTimes()
+    exact_counts: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
@@ -69,6 +82,8 @@ class MaskedObjective(Objective):
                 "a schedule must be one of unmask.diffusion.schedule's, as in Cosine();"
                 f" got {self.schedule!r}"
             )
+        if self.exact_counts and self.reads_alpha:
+            raise ValueError("exact_counts needs an objective that does not read alpha: MDLM or SEDD")
 
     @property
     def process(self) -> Masking:
@@ -80,7 +95,13 @@ class MaskedObjective(Objective):
 
     def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
         u, importance, noise = draw_noise(denoise, batch, self.times, generator)
-        moment = self.moment(u)
+        if self.exact_counts:
+            if not denoise.timeless:
+                raise ValueError("exact_counts needs a network that is not told the time")
+            moment = counted_moment(self.schedule, u, batch.counted)
+            noise = evened(noise, batch.counted)
+        else:
+            moment = self.moment(u)
         z = corrupt(self.process, batch, moment.alpha, noise, denoise.vocab)
         return self.charge(denoise, batch, z, moment, importance)
 

@@ -34,6 +34,8 @@ class MDLM(MaskedObjective):
         super().__post_init__()
         if self.steps is not None:
             check_steps(self.steps)
+            if self.exact_counts:
+                raise ValueError("exact_counts is for continuous time; leave steps out")
 
     @property
     def normalised(self) -> bool:

@@ -1,7 +1,9 @@
-"""A model folder and a `LanguageModel`, each from the other; published layouts are read too."""
+"""A model folder and a `LanguageModel`, each from the other; published layouts too; ONNX."""
 
 from __future__ import annotations
 
+from unmask.release.card import Facts
 from unmask.release.folder import load, save
+from unmask.release.onnx import export_onnx
 
-__all__ = ["load", "save"]
+__all__ = ["Facts", "export_onnx", "load", "save"]

@@ -1,6 +1,8 @@
-"""Model folders: `config.json`, `model.safetensors`, `tokenizer.json` and a `manifest.json` of SHA-256 sums.
+"""Model folders: `config.json`, `model.safetensors`, `tokenizer.json`, a card `README.md` and a
+`manifest.json` of SHA-256 sums.
 
-Reading executes nothing from the folder: JSON and safetensors only.
+Reading executes nothing from the folder: JSON and safetensors only. The card is for people, who may change
+or delete it: a model is read whatever its card says, and a card that people wrote is never overwritten.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unmask.config import from_json, to_json
+from unmask.data.folders import sync
 from unmask.data.tokenizer import Tokenizer
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.release import mdlm
+from unmask.release.card import Facts, card
 
 FORMAT = "unmask-1"
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
+CARD = "README.md"
 
-OURS = {CONFIG, WEIGHTS, TOKENIZER, MANIFEST}
+OURS = {CONFIG, WEIGHTS, TOKENIZER, MANIFEST, CARD}
 
 
 def load(folder: str | os.PathLike[str]) -> LanguageModel:
@@ -59,11 +64,18 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
 
 
 def save(
-    model: LanguageModel, folder: str | os.PathLike[str], *, overwrite: bool = False, published: bool = False
+    model: LanguageModel,
+    folder: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    published: bool = False,
+    facts: Facts | None = None,
 ) -> Path:
     """Write a model folder: all of it or, if anything fails, nothing.
 
-    `published`: in the layout of the published MDLM models, for programs that read that one.
+    `published`: in the layout of the published MDLM models, for programs that read that one. `facts`: how
+    the model was trained, for its card. `overwrite` keeps a card that was edited by hand as it is; delete
+    that card first to get a new one.
     """
     path = Path(os.path.realpath(folder))  # a link is followed, not replaced
     if path.exists() and not overwrite:
@@ -78,7 +90,10 @@ def save(
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        _write(model, fresh, published)
+        _write(model, fresh, published, facts)
+        _keep_card(path, fresh)
+        for entry in [*fresh.iterdir(), fresh]:
+            sync(entry)
         if path.exists():
             old = fresh.with_name(fresh.name + "-old")
             path.rename(old)
@@ -104,7 +119,7 @@ def _is_model(path: Path) -> bool:
     return config.get("format") == FORMAT or config.get("model_type") == "mdlm"
 
 
-def _write(model: LanguageModel, folder: Path, published: bool) -> None:
+def _write(model: LanguageModel, folder: Path, published: bool, facts: Facts | None) -> None:
     folder.chmod(0o755)
     if published:
         config, weights = mdlm.publish(model)
@@ -114,13 +129,28 @@ def _write(model: LanguageModel, folder: Path, published: bool) -> None:
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     if model.tokenizer is not None:
         (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
+    (folder / CARD).write_text(card(model, facts), encoding="utf-8")
     sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes for the owner only
-    for entry in [*folder.iterdir(), folder]:
-        handle = os.open(entry, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+
+
+def _keep_card(old: Path, fresh: Path) -> None:
+    """Carry over a card that somebody wrote or edited.
+
+    The manifest goes on stating the sum of the generated card, so the next save knows it is theirs too.
+    """
+    if (old / CARD).exists() and not _is_generated(old):
+        shutil.copyfile(old / CARD, fresh / CARD)
+
+
+def _is_generated(folder: Path) -> bool:
+    """Whether the card is the one that `save` wrote."""
+    try:
+        sums = _read_json(folder / MANIFEST)
+    except ValueError:
+        return False
+    return sums.get(CARD) == _sha256(folder / CARD)
 
 
 def _weights(denoise: Denoiser) -> dict[str, Tensor]:
@@ -158,6 +188,8 @@ def _verify(path: Path) -> None:
         return
     for name, expected in _read_json(path / MANIFEST).items():
         file = path / Path(name).name
+        if file.name == CARD:
+            continue
         if not file.is_file():
             raise ValueError(f"{path} is incomplete: {name} is missing")
         if _sha256(file) != expected:

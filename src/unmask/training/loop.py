@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,17 @@ from torch.optim import Optimizer
 from unmask.data.loader import Loader
 from unmask.objectives.base import Objective
 from unmask.training import checkpoint
+from unmask.training.curriculum import Widening
 from unmask.training.log import Log
+from unmask.training.machine import (
+    OutOfMemoryError,
+    Pace,
+    compile_blocks,
+    counting,
+    good_at_bf16,
+    is_out_of_memory,
+    less_memory,
+)
 from unmask.training.optim import (
     AdamW,
     AnyDecay,
@@ -35,6 +44,7 @@ from unmask.training.optim import (
     set_learning_rate,
 )
 from unmask.training.parallel import Parallelism, Replicated, Through
+from unmask.training.trackers import AnyTracker
 from unmask.types import Batch
 from unmask.world import World
 
@@ -45,7 +55,9 @@ class Training:
 
     `microbatch`: rows that a rank takes at once, all of its own if None. `random_length`: the share of
     steps whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good
-    at it. `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
+    at it. `compile`: turn the network's blocks into machine code first, which takes a minute or two.
+    `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
+    `trackers`: who is told the figures beside `metrics.jsonl`.
     """
 
     steps: int = 10_000
@@ -57,14 +69,17 @@ class Training:
     clip: float = 1.0
     ema: float = 0.9999
     random_length: float = 0.0
+    curriculum: Widening | None = None
     seed: int = 0
     bf16: bool | None = None
+    compile: bool = False
     parallelism: Parallelism = Replicated()
     patience: int = 10
     log_every: int = 10
     save_every: int = 1000
     evaluate_every: int = 1000
     keep: int = 2
+    trackers: tuple[AnyTracker, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "patience", "log_every", "save_every", "evaluate_every", "keep"):
@@ -80,12 +95,19 @@ class Training:
 
 @dataclass
 class State:
-    """The numbers of a run beside its tensors."""
+    """The numbers of a run beside its tensors.
+
+    `flops` are those of all matrix products, on all ranks; between the steps that are counted, a token's
+    gradients and an update (Muon multiplies matrices, too) cost what they did in the last of these.
+    """
 
     step: int = 0
     tokens: int = 0
     skipped: int = 0
     bad_in_a_row: int = 0
+    flops: float = 0.0
+    flops_per_token: float = 0.0
+    flops_per_update: float = 0.0
 
 
 class DivergedError(RuntimeError):
@@ -100,6 +122,8 @@ class Run:
     ) -> None:
         self.objective, self.loader, self.settings, self.world = objective, loader, settings, world
         self.denoise = denoise.to(world.device)
+        if settings.compile:
+            compile_blocks(self.denoise)
         self.through = Through(self.denoise, settings.parallelism.wrap(self.denoise, world))
         self.ema = Ema(self.denoise, settings.ema)  # of sharded weights, if they now are
         self.optimizers: list[Optimizer] = settings.optimizer.build(self.denoise)
@@ -111,7 +135,11 @@ class Run:
         settings, state = self.settings, self.state
         factor = learning_rate_factor(state.step, settings.steps, settings.warmup, settings.decay)
         set_learning_rate(self.optimizers, factor)
-        nats, counted = self.world.total(*self._gradients())
+        # Steps 1, 2, 4, 8, ... in the life of the run, not of the process: they are the same after a resume.
+        to_count = state.step & (state.step + 1) == 0
+        with counting(to_count) as in_gradients:
+            mine = self._gradients()
+        nats, counted, flops = self.world.total(*mine, in_gradients.flops)
         for parameter in self.denoise.parameters():
             if parameter.grad is not None:  # DDP and FSDP average over ranks; this makes it the global mean
                 parameter.grad.mul_(self.world.size / max(1.0, counted))
@@ -119,13 +147,18 @@ class Run:
         loss = nats / max(1.0, counted)
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:
-            for optimizer in self.optimizers:
-                optimizer.step()
+            with counting(to_count) as in_update:
+                for optimizer in self.optimizers:
+                    optimizer.step()
+            if to_count:
+                state.flops_per_token = flops / max(1.0, counted)
+                (state.flops_per_update,) = self.world.total(in_update.flops)
             self.ema.update(self.denoise)
         state.bad_in_a_row = 0 if good else state.bad_in_a_row + 1
         state.skipped += not good
         state.step += 1
         state.tokens += int(counted)
+        state.flops += state.flops_per_token * counted + state.flops_per_update * good
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         return {
@@ -140,6 +173,9 @@ class Run:
         """Sum the nats of this rank's rows, leaving their gradients; the sum and the tokens counted."""
         step, settings = self.state.step, self.settings
         torch.manual_seed(_seed(settings.seed, step, self.world.rank))  # dropout
+        objective, curriculum = self.objective, settings.curriculum
+        if curriculum is not None:
+            objective = curriculum.applied(objective, step / settings.steps)
         nats = counted = 0.0
         pieces = self.world.pieces(settings.batch_size, settings.microbatch)
         for number, (first, count) in enumerate(pieces):
@@ -149,7 +185,7 @@ class Run:
             generator = torch.Generator().manual_seed(_seed(settings.seed, step))
             with self.through.gathering(last=number == len(pieces) - 1):
                 with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
-                    total = self.objective.token_nll(self.through, batch, generator).sum()
+                    total = objective.token_nll(self.through, batch, generator).sum()
                 torch.autograd.backward(total if count else 0 * total)
             if count:
                 nats += float(total.detach())
@@ -193,12 +229,13 @@ def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, flo
     `evaluate` is called with the averaged weights in place.
     """
     settings, world, state = run.settings, run.world, run.state
-    started, at_start = time.monotonic(), state.tokens
+    pace = Pace(world, run.bf16, state.tokens, state.flops)
+    log.say(f"matrix products run at {pace.peak / 1e9:,.0f} GFLOP/s here")
     run.denoise.train()
-    with _signals() as asked:
+    with _signals() as asked, _enough_memory(run, folder):
         while state.step < settings.steps:
-            figures = run.step()
-            speed = (state.tokens - at_start) / (time.monotonic() - started)
+            with pace.timed():
+                figures = run.step()
             if state.bad_in_a_row:
                 log.bad_step(state.step, figures["loss"], figures["gradient"])
             if state.bad_in_a_row >= settings.patience:
@@ -208,7 +245,7 @@ def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, flo
                 )
             last = state.step == settings.steps
             if last or state.step % settings.log_every == 0:
-                log.step(state.step, {**figures, "tokens_per_second": speed})
+                log.step(state.step, {**figures, **pace.figures(state.tokens, state.flops)})
             if evaluate is not None and (last or state.step % settings.evaluate_every == 0):
                 with run.ema.applied(run.denoise):
                     run.denoise.eval()
@@ -244,20 +281,20 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def good_at_bf16(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 are at least half again as fast as in float32, measured."""
-    return device.type == "cuda" or matmul_peak(torch.bfloat16) > 1.5 * matmul_peak(torch.float32)
-
-
-def matmul_peak(dtype: torch.dtype, size: int = 512) -> float:
-    """FLOP/s of a square matrix product on this CPU: the best of a few."""
-    a = torch.randn(size, size).to(dtype)
-    best = math.inf
-    for _ in range(4):
-        started = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - started)
-    return 2 * size**3 / best
+@contextmanager
+def _enough_memory(run: Run, folder: Path) -> Iterator[None]:
+    """Memory that runs out gives one sentence: what to change, and where the run will go on."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        newest, _ = checkpoint.newest(folder)
+        pieces = run.world.pieces(run.settings.batch_size, run.settings.microbatch)
+        raise OutOfMemoryError(
+            f"memory ran out after step {run.state.step}: {less_memory(max(rows for _, rows in pieces))};"
+            f" {'there is no checkpoint yet' if newest is None else f'the checkpoint {newest} is whole'}"
+        ) from error
 
 
 def _norm(norm: torch.Tensor) -> float:

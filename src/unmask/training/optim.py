@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unmask.training.muon import MuonOptimizer
+
 
 def _check_lr(lr: float) -> None:
     if not 0 < lr < math.inf:
@@ -68,13 +70,8 @@ class Muon:
             (matrices if ".blocks." in f".{name}" and parameter.ndim == 2 else rest).append(parameter)
         if not matrices:
             return [self.rest.over(rest)]
-        muon = torch.optim.Muon(
-            [{"params": matrices, "base_lr": self.lr}],
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        groups = [{"params": matrices, "base_lr": self.lr}]
+        muon = MuonOptimizer(groups, self.lr, self.momentum, self.weight_decay)
         return [muon, self.rest.over(rest)]
 
 

@@ -1,0 +1,106 @@
+"""The command line: parse, build, call.
+
+Help must come at once: only the command that was asked for is imported, and torch only inside commands.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+COMMANDS = {
+    "recipes": "making.recipes",
+    "prepare": "making.prepare",
+    "train": "making.train",
+    "export": "making.export",
+    "sample": "writing.sample",
+    "infill": "writing.infill",
+    "score": "measuring.score",
+    "eval": "measuring.evaluate",
+    "judge": "measuring.judge",
+    "report": "measuring.report",
+    "completion": "completion.completion",
+}
+"""Where each command lives, from here; the first line of its docstring is its line in the help."""
+
+HELP = """\
+usage: unmask COMMAND [OPTIONS]
+
+Masked diffusion language models: train, measure, sample and infill.
+
+To begin:
+  unmask recipes
+  unmask train stdlib-tiny --out runs/tiny
+  unmask sample runs/tiny/model --watch
+
+Commands:
+{commands}
+
+`unmask COMMAND --help` shows the options and examples of a command.
+`source <(unmask completion bash)` completes commands and options (bash, zsh or fish).
+
+Exit codes: 0 done; 1 failure; 2 bad input, told in one sentence; 3 a signal stopped training, which goes
+on when the same command is given again; 130 interrupted. UNMASK_TRACEBACK=1 shows where a failure was."""
+
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""As shells count: 128 and the number of the signal."""
+
+
+def main() -> None:
+    """Carry out the command of sys.argv; its exit codes are told in HELP."""
+    try:
+        try:
+            _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()  # a closed pipe is noticed here, and not when Python has begun to leave
+    except ValueError as error:
+        _leave(2, str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader has seen enough, as in `unmask sample ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if os.environ.get("UNMASK_TRACEBACK"):
+            raise
+        _leave(1, str(error).strip().splitlines()[0] if str(error) else repr(error))
+
+
+def function(command: str) -> Callable[..., Any]:
+    """The function of a command; a ValueError with the nearest name, if there is none."""
+    from unmask.cli.arguments import named
+
+    module, _, name = named(COMMANDS, command, "command").partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+def _run(arguments: list[str]) -> None:
+    if not arguments:
+        print(_help(), file=sys.stderr)
+        sys.exit(2)
+    command, *rest = arguments
+    if command in ("-h", "--help"):
+        print(_help())
+    elif command == "--version":
+        from unmask import __version__
+
+        print(f"unmask {__version__}")
+    else:
+        import tyro
+
+        called = function(command)
+        tyro.cli(called, prog=f"unmask {command}", args=rest, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def _help() -> str:
+    lines = [f"  {name:10}  {(function(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
+    return HELP.format(commands="\n".join(lines))
+
+
+def _leave(code: int, sentence: str) -> None:
+    print(f"unmask: {sentence}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,89 @@
+"""What commands share: the types of their arguments, and what becomes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from unmask.config import did_you_mean
+
+if TYPE_CHECKING:
+    from unmask.model import LanguageModel
+
+Model = Annotated[Path, tyro.conf.Positional]
+Text = Annotated[str, tyro.conf.Positional]
+Texts = Annotated[tuple[str, ...], tyro.conf.Positional]
+Json = Annotated[bool, tyro.conf.arg(name="json", help="Print one JSON object instead of text.")]
+
+Out = Annotated[
+    Path | None, tyro.conf.arg(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
+]
+
+T = TypeVar("T")
+
+
+def named(choices: Mapping[str, T], name: str, what: str) -> T:
+    """The choice of that name; otherwise a sentence that says which there are."""
+    if name not in choices:
+        hint = did_you_mean(name, choices)
+        raise ValueError(f"there is no {what} {name!r}{hint}; there are {', '.join(choices)}")
+    return choices[name]
+
+
+def load_model(folder: Path) -> LanguageModel:
+    """The model in a folder; torch is imported now, and not for the sake of help."""
+    from unmask.release import load
+
+    return load(folder)
+
+
+@contextmanager
+def shared_model(folder: Path) -> Iterator[tuple[LanguageModel, bool]]:
+    """The model, its work split over the processes of `torchrun`; and whether this one speaks for all."""
+    from unmask.world import world
+
+    with world() as where:
+        yield load_model(folder).across(where), where.first
+
+
+def model_digest(folder: Path) -> dict[str, str]:
+    """What tells the model apart: its place, and the SHA-256 of its weights."""
+    digest = hashlib.sha256()
+    with (folder / "model.safetensors").open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"folder": str(folder), "sha256": digest.hexdigest()}
+
+
+def publish(
+    figures: dict[str, Any],
+    seed: int,
+    data: Mapping[str, str],
+    model: Mapping[str, str],
+    out: Path | None,
+    as_json: bool,
+) -> bool:
+    """Write figures and what made them to the file `out` and, if `as_json`, to stdout; whether to stdout."""
+    from unmask.provenance import made_by
+
+    whole = {**figures, "made_by": made_by(seed, data, model)}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = out.with_name(f".{out.name}.writing")
+        fresh.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(fresh, out)
+    if as_json:
+        print_json(whole)
+    return as_json
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on one line of stdout."""
+    print(json.dumps(value, ensure_ascii=False))

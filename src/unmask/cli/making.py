@@ -1,0 +1,192 @@
+"""Commands that make models: prepare, train, export, recipes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from unmask.cli.arguments import Model, Text, Texts, load_model, named
+from unmask.config import from_json, override, to_json
+
+if TYPE_CHECKING:
+    from unmask.experiment import Experiment
+
+Changes = Annotated[
+    tuple[tuple[str, ...], ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(name="set", metavar="FIELD=VALUE ..."),
+]
+ObjectiveName = Literal["mdlm", "d3pm", "sedd", "ar"]
+
+
+def prepare(
+    sources: Texts,
+    out: Path = Path("corpus"),
+    tokenizer: str = "bpe:4096",
+    share: float = 0.05,
+    shard: str | None = None,
+    lines: bool = False,
+    field: str = "text",
+    column: str = "text",
+) -> None:
+    """Turn text into a folder of token ids, which training maps into memory.
+
+    For example:
+      unmask prepare my_texts/ --tokenizer bpe:8192 --out corpora/mine
+
+    Args:
+        sources: Files or folders (text, .gz, .jsonl, .csv, .tsv, .parquet, FASTA), stdlib, or hub:NAME.
+        out: The folder; what is there already and up to date is left as it is.
+        tokenizer: bytes, text8, dna, bpe:SIZE (trained on the text), a tokenizer.json, or hub:NAME.
+        share: The part of the text that is held out for validation.
+        shard: I/N prepares every N-th document from the I-th (0 to N - 1); the N parts join by themselves.
+        lines: Every line of a text file is a document.
+        field: The field of JSON lines that holds the text.
+        column: The column of tables that holds the text.
+    """
+    from unmask.cli.progress import progress
+    from unmask.data.corpus import PrepareOptions
+    from unmask.data.corpus import prepare as prepare_corpus
+    from unmask.data.sources import SourceOptions, plain_size
+
+    part = _shard(shard)
+    options = PrepareOptions(SourceOptions(lines, field, column), share, part)
+    size = plain_size(sources)
+    total = size // part[1] if size is not None and part is not None else size
+    with progress("preparing", total, "bytes") as report:
+        corpus = prepare_corpus(sources, out, tokenizer, options, report)
+    for name, split in corpus.splits.items():
+        print(f"{name}: {split.tokens:,} tokens in {split.documents:,} documents, {split.text.bytes:,} bytes")
+    print(f"vocabulary: {corpus.vocab.size:,} with the mask; in {corpus.folder}")
+
+
+def train(
+    recipe: Text,
+    out: Path = Path("runs/train"),
+    objective: ObjectiveName | None = None,
+    sources: tuple[str, ...] = (),
+    tokenizer: str | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    changes: Changes = (),
+    show: bool = False,
+) -> None:
+    """Train a model, or go on training it; `torchrun` runs the same on many processes.
+
+    For example:
+      unmask train stdlib-tiny --out runs/tiny
+      unmask train stdlib-tiny --set training.optimizer=Muon training.optimizer.lr=0.002 --show
+      unmask train runs/tiny/experiment.json --out runs/again --seed 1
+      torchrun --nproc_per_node 2 -m unmask train stdlib-tiny --out runs/tiny
+
+    A run that was killed goes on from its last checkpoint when the same command is given again. SIGTERM and
+    SIGINT finish the step, save, and exit with code 3.
+
+    Args:
+        recipe: The settings to start from: a name that `unmask recipes` lists, or a file of JSON such as
+            another run's experiment.json.
+        out: The run's folder: corpus, checkpoints, metrics.jsonl and, at the end, model/.
+        objective: Another objective than the recipe's, with the attention that it needs.
+        sources: Your own text instead of the recipe's.
+        tokenizer: Another tokenizer than the recipe's.
+        steps: Another number of steps.
+        batch_size: Another global batch size.
+        seed: Another seed.
+        changes: Any setting that --show shows, after the flags above: `training.clip=0.5`, or
+            `objective.schedule=Cosine` for another kind with its defaults.
+        show: Print the experiment as JSON, and stop.
+    """
+    from unmask.experiment import OBJECTIVES, carry_out
+    from unmask.world import world
+
+    experiment = _experiment(recipe)
+    if objective is not None:
+        experiment = experiment.with_objective(OBJECTIVES[objective])
+    flags = {
+        "sources": sources or None,
+        "tokenizer": tokenizer,
+        "training.steps": steps,
+        "training.batch_size": batch_size,
+        "training.seed": seed,
+    }
+    given = [f"{name}={json.dumps(value)}" for name, value in flags.items() if value is not None]
+    experiment = override(experiment, *given, *(change for group in changes for change in group))
+    if show:
+        print(json.dumps(to_json(experiment), indent=2, ensure_ascii=False))
+        return
+    with world() as where:
+        finished = carry_out(experiment, out, where)
+    if not finished:
+        sys.exit(3)
+    if where.first:
+        print(out / "model")
+
+
+def export(source: Model, out: Model, published: bool = False, onnx: bool = False) -> None:
+    """Write a model folder, or an ONNX file, from a run's newest checkpoint or from another model folder.
+
+    For example:
+      unmask export runs/tiny tiny-model
+      unmask export runs/tiny/model tiny-mdlm --published
+      unmask export runs/tiny/model tiny.onnx --onnx
+
+    Args:
+        source: The folder of a run (its averaged weights are taken) or of a model.
+        out: The new folder or file.
+        published: In the layout of the published MDLM models instead of ours.
+        onnx: As one ONNX file: tokens [batch, length] in, log-probabilities of the clean token out.
+    """
+    from unmask.experiment import averaged_model
+    from unmask.release import export_onnx, save
+
+    if published and onnx:
+        raise ValueError("--published writes a folder and --onnx a file; ask for one of them")
+    run = (source / "experiment.json").exists()
+    lm, facts = averaged_model(source) if run else (load_model(source), None)
+    print(export_onnx(lm, out) if onnx else save(lm, out, published=published, facts=facts))
+
+
+def recipes() -> None:
+    """List the named experiments.
+
+    For example:
+      unmask recipes
+    """
+    from unmask.recipes import RECIPES
+
+    for name, function in RECIPES.items():
+        print(f"{name:12} {(function.__doc__ or '').strip()}")
+
+
+def _experiment(recipe: str) -> Experiment:
+    """A named experiment, or one from a file."""
+    from unmask.experiment import Experiment
+    from unmask.recipes import RECIPES
+
+    path = Path(recipe)
+    if path.suffix != ".json":
+        return named(RECIPES, recipe, "recipe")()
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if isinstance(stated, dict):
+        stated.pop("corpus", None)  # a run notes which text it saw; which one it takes is in `sources`
+    experiment: Experiment = from_json(Experiment, stated, str(path))
+    return experiment
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.split("/")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"a shard is written I/N, 0/4 to 3/4 for four; got {text!r}")
+    return int(parts[0]), int(parts[1])

@@ -1,0 +1,170 @@
+"""Commands that write text: sample and infill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from unmask.cli.arguments import Json, Model, Text, print_json, shared_model
+
+if TYPE_CHECKING:
+    from unmask.model import LanguageModel, Samples
+    from unmask.sampling import AnySampler
+    from unmask.types import Tokens
+
+SamplerName = Literal[
+    "default",
+    "ancestral",
+    "first-hitting",
+    "random-order",
+    "confidence",
+    "threshold",
+    "entropy-bounded",
+    "remask",
+]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How tokens are written."""
+
+    n: int = 1
+    """How many texts."""
+    steps: int = 128
+    """Steps of the sampler; more are better and slower."""
+    temperature: float = 1.0
+    """0 takes the most probable token, 1 samples the model as it is."""
+    top_k: int | None = None
+    """Sample from the k most probable tokens only."""
+    top_p: float | None = None
+    """Sample from the most probable tokens that together reach p only."""
+    seed: int = 0
+    """Row i is drawn with seed + i."""
+    sampler: SamplerName = "default"
+    """In which order holes are filled; the default is the plain one of the model's kind."""
+    watch: bool = False
+    """Show the text on stderr after each step, while it is being written."""
+    delay: float = 0.05
+    """Seconds between the steps that are watched on a terminal."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay <= 60:
+            raise ValueError(f"delay must be from 0 to 60 seconds; got {self.delay}")
+
+    def build(self, lm: LanguageModel, length: int | None) -> AnySampler:
+        """The sampler that was named; in sliding windows, if the text is longer than the model."""
+        from unmask import sampling
+        from unmask.diffusion.categorical import Choice
+
+        choice = Choice(self.temperature, self.top_k, self.top_p)
+        if self.sampler == "default":
+            chosen = lm.default_sampler(self.steps, choice)
+        else:
+            kind = getattr(sampling, "".join(word.title() for word in self.sampler.split("-")))
+            steps = {"steps": self.steps} if "steps" in kind.__dataclass_fields__ else {}
+            chosen = kind(**steps, choice=choice)
+        longest = lm.denoise.max_length
+        if (
+            length is None
+            or longest is None
+            or length <= longest
+            or not isinstance(chosen, sampling.WINDOWED)
+        ):
+            return chosen
+        return sampling.SemiAutoregressive(stride=max(1, longest // 2), sampler=chosen)
+
+
+Written = Annotated[Writing, tyro.conf.arg(name="")]
+
+
+def sample(
+    model: Model,
+    length: int | None = None,
+    prompt: str = "",
+    writing: Written = Writing(),  # noqa: B008
+    as_json: Json = False,
+) -> None:
+    """Write texts from nothing, or from a prompt.
+
+    For example:
+      unmask sample runs/demo --n 4 --length 16 --steps 16
+      unmask sample runs/demo --watch
+
+    Args:
+        model: A model folder, of ours or in the published MDLM layout.
+        length: How many tokens each; the model's longest if not given.
+        prompt: What each text begins with.
+    """
+    with shared_model(model) as (lm, speaks):
+        sampler = writing.build(lm, length)
+        samples = _written(lm, lm.blank(writing.n, length, prompt or ()), sampler, writing, as_json)
+    if speaks:
+        _show(samples, as_json)
+
+
+def infill(
+    model: Model,
+    template: Text,
+    writing: Written = Writing(),  # noqa: B008
+    as_json: Json = False,
+) -> None:
+    """Fill the holes of a text.
+
+    For example:
+      unmask infill runs/demo "Flat is <mask:2> nested."
+
+    Args:
+        model: A model folder, of ours or in the published MDLM layout.
+        template: Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes.
+    """
+    with shared_model(model) as (lm, speaks):
+        sampler = writing.build(lm, None)
+        samples = _written(lm, lm.holes(template, writing.n), sampler, writing, as_json)
+    if speaks:
+        _show(samples, as_json)
+
+
+def _written(
+    lm: LanguageModel, canvas: Tokens, sampler: AnySampler, writing: Writing, as_json: bool
+) -> Samples:
+    from unmask.cli.watch import watch
+
+    if lm.world.size > 1:  # each process writes its rows, so nobody has the whole to look at
+        if writing.watch:
+            raise ValueError("--watch shows one process at work; leave it out under torchrun")
+        return lm.fill(canvas, sampler, writing.seed)
+    frames = lm.frames(canvas, sampler, writing.seed)
+    if writing.watch:
+        return watch(frames, lm.vocab.mask, writing.delay)
+    return _counted(frames, lm.vocab.mask, sampler, quiet=as_json)
+
+
+def _counted(frames: Iterator[Samples], mask: int, sampler: AnySampler, quiet: bool) -> Samples:
+    """The last frame; how far it has come is told by the tokens written so far.
+
+    Uniform noise hides nothing after its first step, so there steps are counted.
+    """
+    from unmask.cli.progress import progress
+    from unmask.sampling import UniformAncestral
+
+    frame = next(frames)
+    holes = int((frame.tokens == mask).sum())
+    steps = sampler.steps if isinstance(sampler, UniformAncestral) else None
+    total, unit = (holes, "tokens") if steps is None else (steps, "steps")
+    with progress("writing", total, unit, quiet) as report:
+        for step, frame in enumerate(frames, start=1):
+            report(step if steps else holes - int((frame.tokens == mask).sum()))
+    return frame
+
+
+def _show(samples: Samples, as_json: bool) -> None:
+    tokens = samples.tokens.tolist()
+    texts = None if samples.tokenizer is None else samples.texts
+    if as_json:
+        print_json({"texts": texts, "tokens": tokens, "network_calls": samples.network_calls})
+        return
+    for row in texts or [" ".join(map(str, ids)) for ids in tokens]:
+        print(row)

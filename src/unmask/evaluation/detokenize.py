@@ -1,0 +1,112 @@
+"""Spaced tokens back to plain text, by the rules of the published zero-shot evaluations (SEDD, MDLM).
+
+A perplexity depends on the text that is scored, so these rules are kept as they are, with their flaws: none
+is a full inverse of its tokenizer, and the order of the rules is part of them. Each rule passes over the text
+once, from left to right. What the rules leave out, a text keeps: case, `<unk>` (but for PTB), ` n't` (but for
+PTB), and the `` and '' of the original LAMBADA files.
+
+One published rule for WikiText is not here: it was meant to join `' 90`, but its pattern also asks for two
+slashes, and no text has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Rule: TypeAlias = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+
+
+@dataclass(frozen=True)
+class Detokenizer:
+    """Rules (pattern, replacement), carried out one after the other."""
+
+    rules: tuple[Rule, ...]
+
+    def __call__(self, text: str) -> str:
+        for pattern, replacement in self.rules:
+            text = pattern.sub(replacement, text)
+        return text
+
+
+def _literal(old: str, new: str) -> Rule:
+    return re.compile(re.escape(old)), new
+
+
+def _hugged(opening: str, closing: str) -> Rule:
+    """Nothing blank inside of a pair, which ends at the first closing mark."""
+    inner = f"[^{re.escape(closing)}]"
+    # A * before a lazy group and another after it would try every division of a long run of spaces.
+    pattern = re.compile(f"{re.escape(opening)}({inner}*){re.escape(closing)}")
+    return pattern, lambda match: f"{opening}{match[1].strip()}{closing}"
+
+
+def _enclosed(opening: str, closing: str) -> Rule:
+    """`( a )` to `(a)`: one space on both sides, and no such mark between them."""
+    inner = f"[^{re.escape(opening + closing)}]"
+    pattern = re.compile(f"{re.escape(opening)} ({inner}+) {re.escape(closing)}")
+    return pattern, lambda match: f"{opening}{match[1]}{closing}"
+
+
+def _followed(mark: str) -> Rule:
+    """No space before a mark between two spaces."""
+    return _literal(f" {mark} ", f"{mark} ")
+
+
+WIKITEXT = Detokenizer(
+    (
+        _literal("s '", "s'"),
+        *(_literal(f" @{mark}@ ", mark) for mark in "-,."),
+        *map(_followed, ":;.!?,"),
+        *(_hugged(*pair) for pair in ("()", "[]", "{}", '""', "''")),
+        *(_literal(" ".join("=" * depth), "=" * depth) for depth in (4, 3, 2)),
+        _literal(" ° ", "°"),
+        _literal(" \n", "\n"),
+        _literal("\n ", "\n"),
+        _literal(" N ", " 1 "),  # a number, where it was PTB's
+        _literal(" 's", "'s"),
+    )
+)
+
+PTB = Detokenizer(
+    (
+        _literal(" 's", "'s"),
+        _literal("s ' ", "s' "),
+        _literal(" n't", "n't"),
+        _literal(" \n ", "\n"),
+        _literal(r"\/", "/"),
+        (re.compile("(?<= )N(?= )"), "1"),  # every N between spaces; one at an end of the text stays
+        _literal("$ 1", "$1"),
+        _literal("# 1", "#1"),
+        _literal("<unk>", "?"),
+    )
+)
+
+LM1B = Detokenizer(
+    (
+        _literal("http : / / ", "http://"),
+        _literal("https : / / ", "https://"),
+        (re.compile(r" (?='\w)"), ""),
+        (re.compile(r" (\w+) \. "), r" \1. "),
+        (re.compile(r" (\w+) \.$"), r" \1."),
+        *(rule for mark in "?!" for rule in (_followed(mark), (re.compile(rf" \{mark}$"), mark))),
+        *map(_followed, ",:;"),
+        _literal(" / ", "/"),
+        *(_enclosed(*pair) for pair in ('""', "''", "()", "[]")),
+        _literal("$ ", "$"),
+        _literal("£ ", "£"),
+    )
+)
+
+LAMBADA = Detokenizer(
+    (
+        (re.compile("[“”]"), '"'),
+        (re.compile(r"\s+\Z"), ""),
+        (re.compile(r"\A\s*"), "\n"),  # a passage starts on a new line
+    )
+)
+
+PAPERS = Detokenizer(WIKITEXT.rules + LM1B.rules)
+"""Scientific papers: WikiText's rules, then LM1B's."""

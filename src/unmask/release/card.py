@@ -1,0 +1,175 @@
+"""The model card: a `README.md` that says what a model is, how to use it and how it was trained.
+
+Everything in it is read off the model or given by the caller as facts; nothing is claimed beyond that.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+from tokenizers import models
+
+from unmask.data.tokenizer import Tokenizer
+from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
+from unmask.model import LanguageModel
+
+Facts: TypeAlias = Mapping[str, str]
+"""How a model was trained: what is known, by name."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How models of one process are introduced, and where a hub files them."""
+
+    title: str
+    tag: str
+    pipeline: str
+    about: str
+
+
+KINDS: dict[type[Process], Kind] = {
+    Masking: Kind(
+        "Masked diffusion language model",
+        "masked-diffusion",
+        "fill-mask",
+        "It fills in hidden tokens, and so writes any part of a text in any order.",
+    ),
+    UniformNoise: Kind(
+        "Uniform diffusion language model",
+        "uniform-diffusion",
+        "text-generation",
+        "It turns random tokens into text, all positions at once.",
+    ),
+    LeftToRight: Kind(
+        "Autoregressive language model",
+        "autoregressive",
+        "text-generation",
+        "It writes from left to right, one token at a time.",
+    ),
+}
+
+
+def card(model: LanguageModel, facts: Facts | None = None) -> str:
+    """The card of a model, in Markdown with the front matter that hubs read."""
+    kind = KINDS[type(model.denoise.process)]
+    parts = [
+        _front_matter(kind, type(model.objective).__name__.lower()),
+        f"# {kind.title}",
+        f"{kind.about} This folder is read by the Python library `unmask`.",
+        _table("property", "value", _properties(model)),
+        "## Use",
+        _usage(model),
+    ]
+    if facts:
+        _check(facts)
+        parts += ["## Training", _table("fact", "value", facts.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _check(facts: Facts) -> None:
+    for name, value in facts.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError(
+                f"facts are texts by name, as in {{'steps': '1000'}}; got {{{name!r}: {value!r}}}"
+            )
+
+
+def _front_matter(kind: Kind, objective: str) -> str:
+    tags = "\n".join(f"- {tag}" for tag in (kind.tag, objective, "language-model"))
+    return f"---\nlibrary_name: unmask\npipeline_tag: {kind.pipeline}\ntags:\n{tags}\n---"
+
+
+def _properties(model: LanguageModel) -> list[tuple[str, str]]:
+    denoise, backbone = model.denoise, model.denoise.config.backbone
+    process, vocab = denoise.process, denoise.vocab
+    parameters = sum(parameter.numel() for parameter in denoise.parameters())
+    rows = [("objective", type(denoise.objective).__name__)]
+    if not isinstance(process, LeftToRight):
+        rows += [
+            ("schedule", repr(process.schedule)),
+            ("told the time", "yes" if denoise.backbone.timed else "no"),
+        ]
+    return [
+        *rows,
+        ("network", f"{backbone.depth} layers of width {backbone.width} with {backbone.heads} heads"),
+        ("parameters", f"{parameters:,}"),
+        ("vocabulary", f"{vocab.size:,} ids; the mask is {vocab.mask}"),
+        ("tokenizer", _tokenizer(model.tokenizer)),
+        ("longest text", "no limit" if denoise.max_length is None else f"{denoise.max_length:,} tokens"),
+    ]
+
+
+def _tokenizer(tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return "none: ids in, ids out"
+    return f"{_unit(tokenizer)}, {tokenizer.size:,} tokens"
+
+
+def _unit(tokenizer: Tokenizer) -> str:
+    """What its tokens are."""
+    if tokenizer.digest == Tokenizer.bytes().digest:
+        return "bytes"
+    if tokenizer.digest == Tokenizer.dna().digest:
+        return "DNA bases"
+    inner = tokenizer.inner.model
+    if not isinstance(inner, models.WordLevel):
+        return type(inner).__name__
+    return "characters" if all(len(token) == 1 for token in tokenizer.inner.get_vocab()) else "words"
+
+
+def _usage(model: LanguageModel) -> str:
+    """Python and commands that run as they stand, in the model's folder."""
+    text, written = _readable_text(model), "tokens" if model.tokenizer is None else "texts"
+    template = f"{text}<mask>"
+    return f"""In this folder, with Python:
+
+```python
+import unmask
+
+lm = unmask.load(".")
+print(lm.sample(n=2).{written})
+print(lm.infill({template!r}).{written})
+print(lm.score([{text!r}]).nats_per_token)
+```
+
+or on the command line (`<mask:12>` stands for twelve hidden tokens):
+
+```bash
+unmask sample . --n 2
+unmask infill . {shlex.quote(template)}
+unmask score . {shlex.quote(text)}
+```"""
+
+
+def _readable_text(model: LanguageModel) -> str:
+    """A text for examples: the first that the model can read, with room for a hole after it."""
+    tokenizer, mask = model.tokenizer, model.vocab.mask
+    if tokenizer is None:
+        return "0 " if mask else "1 "
+    usual = ["ACGT"] if _unit(tokenizer) == "DNA bases" else ["The ", "the "]
+    known = sorted(set(tokenizer.inner.get_vocab().values()) - {mask})
+    rare = (tokenizer.decode([i]) for i in known[:100])
+    return next((text for text in chain(usual, rare) if _fits(text, tokenizer, model)), "...")
+
+
+def _fits(text: str, tokenizer: Tokenizer, model: LanguageModel) -> bool:
+    try:
+        length = len(tokenizer.encode(text))
+    except ValueError:  # it has a character or word that the tokenizer does not know
+        return False
+    return text.isprintable() and 0 < length < (model.denoise.max_length or length + 1)
+
+
+def _table(name: str, value: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| {_plain(left)} | {_plain(right)} |" for left, right in rows]
+    return "\n".join([f"| {name} | {value} |", "|---|---|", *lines])
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, in one cell of a table: no markup, HTML, link or line break."""
+    return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,161 @@
+"""A model as one ONNX file, for programs that know nothing of this library.
+
+    log_x [batch, length, vocab] = graph(tokens [batch, length])          or graph(tokens, t [batch, 1])
+
+`log_x` is float32: the log-probabilities of the clean token at every position, read as the objective
+reads them (the mask's column is -inf). `t`, 0 for data and 1 for all mask, is an input only of models
+whose answer depends on it. Batch and length are free. The file's metadata say what a caller must know.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.config import to_json
+from unmask.data.folders import replacing_file
+from unmask.diffusion.process import LeftToRight
+from unmask.model import Denoiser, LanguageModel
+from unmask.types import LogX, Times, Tokens
+
+FORMAT = "unmask-onnx-1"
+LARGEST = 2**31 - 2**24
+"""Bytes of weights: protobuf ends at 2 GiB, and the graph itself needs a little."""
+
+
+class Everywhere(nn.Module):
+    """A denoiser asked at all rows: log_x [B, L, V].
+
+    It is `Denoiser.forward` without the checks, which look at values; a graph knows only shapes.
+    """
+
+    def __init__(self, denoise: Denoiser) -> None:
+        super().__init__()
+        self.denoise = denoise
+
+    def forward(self, tokens: Tokens, t: Times | None = None) -> LogX:
+        denoise = self.denoise
+        if t is None:
+            t = torch.zeros_like(tokens[:, :1], dtype=torch.float32)
+        hidden = denoise.backbone.encode(tokens, denoise._told(t))
+        logits = denoise.backbone.head(hidden.flatten(0, 1))
+        alpha = denoise._visible_share(tokens, t, _all_rows(tokens))
+        log_x = denoise.objective.read(logits, alpha, denoise.vocab)
+        return log_x.reshape(*tokens.shape, denoise.vocab.size)
+
+
+def export_onnx(model: LanguageModel, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write the model, in float32, to an ONNX file: all of it or, if anything fails, nothing."""
+    file = Path(path)
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; name a file, as in {file / 'model.onnx'}")
+    if file.exists() and not overwrite:
+        raise ValueError(f"{file} exists already; choose another name or pass overwrite=True")
+    metadata = _metadata(model.denoise)
+    size = 4 * sum(parameter.numel() for parameter in model.denoise.parameters())
+    if size > LARGEST:
+        raise ValueError(f"an ONNX file holds less than 2 GiB, and this model has {size:,} bytes of weights")
+    graph = _graph(model.denoise, metadata)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_file(file) as fresh:
+        fresh.write_bytes(graph)
+    return file
+
+
+def _all_rows(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The indices of all positions: a mask of booleans would make the number of rows unknown to the graph."""
+    row, place = (torch.arange(size, device=tokens.device) for size in tokens.shape)
+    return row[:, None].expand(tokens.shape).flatten(), place.expand(tokens.shape).flatten()
+
+
+def _metadata(denoise: Denoiser) -> dict[str, str]:
+    """What a caller must know; `config` is all of what `config.json` says."""
+    stated = {
+        "format": FORMAT,
+        "objective": type(denoise.objective).__name__,
+        "vocab_size": denoise.vocab.size,
+        "mask": denoise.vocab.mask,
+        "max_length": denoise.max_length,
+        "config": json.dumps(to_json(denoise.config)),
+    }
+    return {name: str(value) for name, value in stated.items() if value is not None}
+
+
+def _description(denoise: Denoiser) -> str:
+    """How to call the graph, for people who have nothing but the file."""
+    told = "" if denoise.timeless else " at time t (0: data, 1: pure noise)"
+    read = "log_x[b, l] is the log-probabilities of the clean token at position l of row b"
+    if isinstance(denoise.process, LeftToRight):
+        return f"{read}, if tokens are the text one place late, after the mask id{told}."
+    total = "they sum to one" if denoise.normalised else "what they lack to one stays masked"
+    return f"{read}, given tokens with the mask id where they are hidden{told}; {total}."
+
+
+def _graph(denoise: Denoiser, metadata: dict[str, str]) -> bytes:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  (torch's exporter needs it, and says so less clearly)
+    except ModuleNotFoundError:
+        raise ValueError("ONNX export needs the extra onnx: pip install 'unmask[onnx]'") from None
+    whole = Everywhere(copy.deepcopy(denoise).float().cpu()).eval().requires_grad_(False)
+    with _quiet():
+        program = torch.onnx.export(whole, (), **_inputs(denoise), dynamo=True, verbose=False)
+    assert program is not None
+    proto = program.model_proto
+    _forget_the_machine(proto.graph)
+    proto.doc_string = _description(denoise)
+    onnx.helper.set_model_props(proto, metadata)
+    written: bytes = proto.SerializeToString(deterministic=True)
+    return written
+
+
+def _inputs(denoise: Denoiser) -> dict[str, Any]:
+    """Example inputs, and which of their sizes are free.
+
+    The exporter takes sizes of 0 and 1, and those that can have one value only, for constants: hence a
+    batch of two, and at least three tokens, even for a model that takes fewer.
+    """
+    free = torch.export.Dim
+    longest = denoise.max_length and max(denoise.max_length, 3)
+    kwargs = {"tokens": torch.full((2, min(longest or 8, 8)), denoise.vocab.mask)}
+    shapes = {"tokens": {0: free("batch"), 1: free("length", max=longest)}}
+    if not denoise.timeless:
+        kwargs["t"] = torch.full((2, 1), 0.5)
+        shapes["t"] = {0: free.DYNAMIC}  # named "batch" a second time, it would be warned about
+    return {
+        "kwargs": kwargs,
+        "dynamic_shapes": shapes,
+        "input_names": list(kwargs),
+        "output_names": ["log_x"],
+    }
+
+
+def _forget_the_machine(graph: Any) -> None:
+    """Drop the exporter's notes: stack traces, with the paths of the computer that it ran on."""
+    for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter has to say about its own insides and about torchvision."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,103 @@
+"""What a report measures with the model itself: the held-out bound, and the bound of T-step samplers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unmask.data.corpus import Corpus
+from unmask.data.loader import Layout, Loader
+from unmask.diffusion.denoise import Around, Denoise
+from unmask.evaluation.likelihood import score_rows
+from unmask.model import LanguageModel
+from unmask.objectives import MDLM, SEDD, AnyObjective, Autoregression, UniformDiffusion
+from unmask.types import LogX, Rows, Times, Tokens
+
+HELD_OUT = "valid"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Nats per token of a T-step sampler, None being the limit of infinitely many."""
+
+    steps: int | None
+    nats_per_token: float
+    standard_error: float
+    perplexity: float
+    perplexity_error: float
+
+
+def no_step_bounds(objective: AnyObjective) -> str | None:
+    """Why there is no bound for a T-step sampler, if there is none."""
+    if isinstance(objective, Autoregression):
+        return (
+            "An autoregressive model writes one token after the other: its likelihood is exact,"
+            " and there is no number of steps to choose."
+        )
+    if isinstance(objective, SEDD):
+        return (
+            "SEDD learns the rates of a process in continuous time; its loss bounds the likelihood of that"
+            " process only, so a bound for T steps is not defined."
+        )
+    return None
+
+
+def step_bounds(
+    lm: LanguageModel,
+    corpus: Corpus,
+    layout: Layout,
+    steps: tuple[int, ...],
+    rows: int,
+    replicates: int,
+    seed: int,
+) -> tuple[Bound, ...]:
+    """The bound for every T of `steps`, and the limit if the objective has one, all on the same text."""
+    if no_step_bounds(lm.objective) is not None:
+        return ()
+    text = corpus.splits[HELD_OUT]
+    loader = Loader(text, layout, batch_size=rows)
+
+    def bound(T: int | None, less: float) -> Bound:  # noqa: N803
+        objective = _in_steps(lm.objective, T)
+        score = score_rows(Discount(lm.denoise, less), objective, loader, text.text, rows, replicates, seed)
+        return _bound(T, score.nats_per_token + less, score.standard_error)
+
+    limit: tuple[int | None, ...] = () if isinstance(lm.objective, UniformDiffusion) else (None,)
+    with lm.inference():
+        less = bound(1, 0.0).nats_per_token if _weighs_one(lm.objective) else 0.0
+        return tuple(bound(T, less) for T in (*steps, *limit))
+
+
+class Discount(Around):
+    """log_x + c: every masked token costs c nats less, and the bound c nats per token.
+
+    A token's weights in MDLM's loss are one on average, and their scatter is most of the noise: of nats
+    that are about zero it leaves little. With a c that no draw decides, what is added back is exact.
+    """
+
+    def __init__(self, denoise: Denoise, nats: float) -> None:
+        super().__init__(denoise)
+        self.nats = nats
+
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
+        return self.denoise(z, t, rows, **context) + self.nats
+
+
+def _weighs_one(objective: AnyObjective) -> bool:
+    """Whether the loss is a weighted mean of -log_x[x] and nothing else."""
+    return isinstance(objective, MDLM) and objective.zero_masking and objective.carry_over
+
+
+def _in_steps(objective: AnyObjective, steps: int | None) -> AnyObjective:
+    """The T-step version of an objective, for the same weights."""
+    if isinstance(objective, MDLM):
+        return replace(objective, steps=steps, exact_counts=False)  # which are for continuous time
+    if isinstance(objective, UniformDiffusion) and steps is not None:
+        return replace(objective, steps=steps)
+    raise ValueError(f"{type(objective).__name__} has no version in {steps} steps")
+
+
+def _bound(steps: int | None, nats: float, error: float) -> Bound:
+    perplexity = math.exp(min(700.0, nats))
+    return Bound(steps, nats, error, perplexity, perplexity * error)

@@ -1,0 +1,82 @@
+"""Samples with the order in which their tokens were revealed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from unmask.data.tokenizer import Tokenizer
+from unmask.model import LanguageModel
+from unmask.sampling.canvas import Canvas, blank
+from unmask.sampling.trace import Trace, traced
+
+BROKEN = "\ufffd"
+MOST_TOKENS = 512
+"""A longer sample than this is more than anybody looks at."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token's share of the text, and the step that wrote it.
+
+    `earlier`: what stood there before, as (step, text), if it was written more than once.
+    """
+
+    text: str
+    step: int
+    earlier: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text in pieces; it was finished after `steps` calls of the network."""
+
+    pieces: tuple[Piece, ...]
+    steps: int
+    seed: int
+
+    @property
+    def text(self) -> str:
+        """All pieces together."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+def draw_samples(lm: LanguageModel, tokenizer: Tokenizer, count: int, steps: int, seed: int) -> list[Sample]:
+    """`count` texts from the plain sampler of the model's process, traced; row i has the seed `seed` + i."""
+    length = min(MOST_TOKENS, lm.denoise.max_length or MOST_TOKENS)
+    canvas = Canvas(blank(count, length, lm.vocab.mask), tuple(range(seed, seed + count)))
+    with lm.inference():
+        trace = traced(lm.default_sampler(steps).run(lm.denoise, canvas), canvas.tokens, lm.vocab.mask)
+    last = trace.steps.tolist()
+    return [
+        Sample(tuple(_pieces(trace, row, tokenizer, lm.vocab.mask)), last[row], seed + row)
+        for row in range(count)
+    ]
+
+
+def _pieces(trace: Trace, row: int, tokenizer: Tokenizer, mask: int) -> list[Piece]:
+    texts = split_text(tokenizer.decode, trace.tokens[row].tolist())
+    found = []
+    for position, (text, step) in enumerate(zip(texts, trace.step[row].tolist(), strict=True)):
+        before = trace.writes(row, position)[:-1]
+        earlier = [(k, "" if id_ == mask else tokenizer.decode([id_])) for k, id_ in before]
+        # A hole that was filled once needs no history: it was a hole before.
+        found.append(Piece(text, step, tuple(earlier) if len(earlier) > 1 else ()))
+    return found
+
+
+def split_text(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """The text of `ids` cut into a piece for each id.
+
+    A tokenizer may write an id differently after others (spaces, halves of characters), so each piece is
+    what the text grows by; the first ids of an unfinished character get nothing, and its last one all.
+    """
+    pieces, context, done = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        known, grown = decode(ids[context:done]), decode(ids[context:end])
+        if grown.endswith(BROKEN) and end < len(ids):
+            pieces.append("")
+            continue
+        pieces.append(grown[len(known) :])
+        context, done = done, end
+    return pieces

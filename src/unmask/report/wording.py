@@ -1,0 +1,43 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "\u2013"
+"""Stands where there is no number."""
+
+
+def with_error(value: float, error: float) -> tuple[str, str]:
+    """A value to the digits that its standard error leaves standing, and the error with two: 5.32, 0.12."""
+    if not error > 0:
+        return f"{value:,.4g}", "exact"
+    decimals = min(6, max(0, 1 - math.floor(math.log10(error))))
+    return f"{value:,.{decimals}f}", f"± {error:,.{decimals}f}"
+
+
+def amount(count: float) -> str:
+    """A large number, shortly: 7.1 M."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(count) >= size:
+            return f"{count / (1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{count:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: 2 h 5 min."""
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in units:
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])
+
+
+def cell(value: float | str | None) -> str:
+    """An entry of a table."""
+    if value is None:
+        return MISSING
+    return value if isinstance(value, str) else f"{value:,.5g}" if isinstance(value, float) else f"{value:,}"

@@ -1,0 +1,168 @@
+"""What the machine can do and what a run asks of it: peak speed, FLOPs, compilation, memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from unmask.world import World
+
+SIZES = (512, 1024, 2048, 4096, 8192)
+"""Sides of the square matrices that the peak is looked for with, as far as the time suffices."""
+
+
+def good_at_bf16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are at least half again as fast as in float32, measured."""
+    if device.type == "cuda":
+        return True
+    return matmul_peak(torch.bfloat16, device) > 1.5 * matmul_peak(torch.float32, device)
+
+
+def matmul_peak(dtype: torch.dtype, device: torch.device, seconds: float = 0.3) -> float:
+    """FLOP/s of the fastest of some square matrix products, by all threads of this process.
+
+    Larger matrices are tried as long as two products of them are expected to fit into `seconds`.
+    """
+    best, deadline = 0.0, time.perf_counter() + seconds
+    for size in SIZES:
+        if best and 2 * (2 * size**3 / best) > deadline - time.perf_counter():
+            break
+        # A generator of its own: looking at the machine must not change a run's random numbers.
+        a = torch.rand(size, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        for _ in range(4 if size == SIZES[0] else 2):
+            best = max(best, 2 * size**3 / _seconds_of_product(a))
+    return best
+
+
+def _seconds_of_product(a: torch.Tensor) -> float:
+    _wait_for(a.device)
+    started = time.perf_counter()
+    a @ a
+    _wait_for(a.device)
+    return time.perf_counter() - started
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Pace:
+    """Speed since the last look: tokens a second, and FLOPs a second as a share of the machine's peak.
+
+    Only the time inside steps counts. All ranks measure the peak at the same time, as they also work at
+    the same time, and their peaks and FLOPs are summed: ranks on one machine share it.
+    """
+
+    def __init__(self, world: World, bf16: bool, tokens: int, flops: float) -> None:
+        self.seconds, self.tokens, self.flops = 0.0, tokens, flops
+        world.barrier()
+        (self.peak,) = world.total(matmul_peak(torch.bfloat16 if bf16 else torch.float32, world.device))
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around a step."""
+        started = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - started
+
+    def figures(self, tokens: int, flops: float) -> dict[str, float]:
+        """What there is to log, given the totals of the run; the next look starts from here."""
+        figures = {
+            "tokens_per_second": (tokens - self.tokens) / self.seconds,
+            "peak_share": (flops - self.flops) / self.seconds / self.peak,
+        }
+        self.seconds, self.tokens, self.flops = 0.0, tokens, flops
+        return figures
+
+
+@dataclass
+class Count:
+    """FLOPs of the matrix products in a `counting` block, once it has ended."""
+
+    flops: int = 0
+
+
+@contextmanager
+def counting(wanted: bool) -> Iterator[Count]:
+    """Count the FLOPs of matrix products, attention's too; nothing happens unless `wanted`.
+
+    Compiled code cannot be looked into, so it is not used meanwhile: a counted step is an eager one.
+    """
+    count = Count()
+    if not wanted:
+        yield count
+        return
+    counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+    # Without the stance, the compiler would meet the counter once and then leave the code alone for ever.
+    with torch.compiler.set_stance("force_eager"), counter:
+        yield count
+    count.flops = counter.get_total_flops()
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of shapes [B, heads, L, width]: Q K^T, and its softmax times V."""
+    pairs = query[0] * query[1] * query[2] * key[2]
+    return int(2 * pairs * (query[3] + value[3]))
+
+
+def _attention_backward(_gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Q K^T once more, dO V^T, and the gradients of Q, K and V."""
+    pairs = query[0] * query[1] * query[2] * key[2]
+    return int(2 * pairs * (3 * query[3] + 2 * value[3]))
+
+
+_ATEN: Any = torch.ops.aten
+_CPU_ATTENTION = {  # torch's own table knows attention on other devices only
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile every block of the network, in place: names of parameters stay as they are.
+
+    The blocks share one graph, whatever the batch and the length: which code a step runs does not
+    depend on the steps before it, so that a resumed run is bit-identical here, too.
+    """
+    compiler = os.environ.get("CXX")
+    known = [compiler] if compiler else ["g++", "clang++", "c++", "cl"]
+    if not any(shutil.which(name) for name in known):
+        raise ValueError(
+            f"compile needs a C++ compiler, and there is no {' or '.join(known)} here:"
+            " install one, name yours in the variable CXX, or train without compile"
+        )
+    blocks = [module for module in model.modules() if type(module).__name__ == "Block"]
+    if not blocks:
+        raise ValueError("compile is for networks made of blocks, and this one has none: train without it")
+    for block in blocks:
+        block.compile(dynamic=True)
+
+
+class OutOfMemoryError(RuntimeError):
+    """There was not enough memory for a step."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out; torch on a CPU has no class of its own for it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    told = str(error)
+    signs = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")
+    return isinstance(error, RuntimeError | OSError) and any(sign in told for sign in signs)
+
+
+def less_memory(rows: int) -> str:
+    """What to do when `rows` at once are too many."""
+    if rows <= 1:
+        return "one row at once was too much, so take a smaller network or shorter rows"
+    return f"{rows} rows at once were too many, so try microbatch={rows // 2}, which means the same"

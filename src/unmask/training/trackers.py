@@ -1,0 +1,113 @@
+"""Trackers that a run's figures may also go to: TensorBoard and Weights & Biases.
+
+Each is a frozen dataclass whose `open` gives a `Tracker`. The run's own record is `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+
+class Tracker(Protocol):
+    """Takes figures while a run goes on."""
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Figures of a step."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """Event files in `folder`, by default `tensorboard/` in the run's own."""
+
+    folder: str | None = None
+
+    def open(self, run_folder: Path, resumed_at: int) -> Tracker:
+        """A tracker that goes on after step `resumed_at`; later figures of an earlier process are hidden."""
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "this tracker needs the extra tensorboard: pip install 'unmask[tensorboard]'"
+            ) from None
+        folder = self.folder or str(run_folder / "tensorboard")
+        return _EventFiles(SummaryWriter(folder, purge_step=resumed_at + 1))
+
+
+@dataclass(frozen=True)
+class WandB:
+    """A run of a project on W&B; `offline`, it stays in `wandb/` of the run's folder until `wandb sync`."""
+
+    project: str = "unmask"
+    name: str | None = None
+    offline: bool = False
+
+    def open(self, run_folder: Path, resumed_at: int) -> Tracker:
+        """A tracker that goes on with the curves that this folder began."""
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError("this tracker needs the extra wandb: pip install 'unmask[wandb]'") from None
+        stated = run_folder / "experiment.json"
+        try:
+            run = wandb.init(
+                project=self.project,
+                name=self.name,
+                id=_id_of(run_folder),
+                resume="allow",
+                dir=run_folder,
+                config=json.loads(stated.read_text(encoding="utf-8")) if stated.exists() else None,
+                mode="offline" if self.offline else None,
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.errors.Error as error:
+            raise RuntimeError(
+                f"W&B did not start: {error}; log in with `wandb login`, or say offline"
+            ) from error
+        return _WandBRun(run)
+
+
+AnyTracker: TypeAlias = TensorBoard | WandB
+
+
+@dataclass(frozen=True)
+class _EventFiles:
+    writer: Any
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@dataclass(frozen=True)
+class _WandBRun:
+    run: Any
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        # W&B keeps what it has: a resumed run repeats some steps, with the same figures.
+        if step >= self.run.step:
+            self.run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def _id_of(run_folder: Path) -> str:
+    """The run's name for W&B, kept in its folder: the same after a move, another in another folder."""
+    path = run_folder / "wandb-id.txt"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8) + "\n", encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()

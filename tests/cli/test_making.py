@@ -1,0 +1,170 @@
+"""What the command line makes of its words; that training works is shown in tests/test_experiment.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from unmask.cli import making
+from unmask.cli.making import ObjectiveName
+from unmask.config import from_json, to_json
+from unmask.diffusion.schedule import Cosine
+from unmask.experiment import OBJECTIVES, Experiment
+from unmask.objectives import MDLM, SEDD, Autoregression
+from unmask.recipes import RECIPES
+from unmask.training.optim import Muon
+
+Command = Callable[..., Any]
+TINY = RECIPES["stdlib-tiny"]()
+
+
+def shown(command: Command, *arguments: str) -> Experiment:
+    done = command("train", *arguments, "--show")
+    assert (done.code, done.err) == (0, "")
+    experiment: Experiment = from_json(Experiment, json.loads(done.out))
+    return experiment
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_can_be_shown(recipe: str, command: Command) -> None:
+    assert shown(command, recipe) == RECIPES[recipe]()
+
+
+def test_showing_trains_nothing(command: Command, tmp_path: Path) -> None:
+    shown(command, "stdlib-tiny", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_flags_and_settings_change_the_recipe(command: Command) -> None:
+    flags = (
+        "--steps",
+        "7",
+        "--batch-size",
+        "3",
+        "--seed",
+        "5",
+        "--sources",
+        "a, b",
+        "c",
+        "--tokenizer",
+        "17",
+    )
+    settings = (
+        "--set",
+        "training.optimizer=Muon",
+        "training.optimizer.lr=0.002",
+        "--set",
+        "objective.schedule=Cosine",
+        "training.steps=9",
+    )
+    assert shown(command, "stdlib-tiny", *flags, *settings) == replace(
+        TINY,
+        sources=("a, b", "c"),
+        tokenizer="17",
+        objective=MDLM(schedule=Cosine()),
+        training=replace(TINY.training, steps=9, batch_size=3, seed=5, optimizer=Muon(lr=0.002)),
+    )
+
+
+def test_every_objective_has_a_name() -> None:
+    """The names are spelled out, so that help need not import the objectives."""
+    assert set(get_args(ObjectiveName)) == set(OBJECTIVES)
+
+
+def test_an_objective_brings_the_attention_it_needs(command: Command) -> None:
+    experiment = shown(command, "stdlib-tiny", "--objective", "ar")
+    assert experiment.objective == Autoregression()
+    assert experiment.backbone.causal
+
+
+def test_a_file_stands_for_a_recipe(command: Command, tmp_path: Path) -> None:
+    """As a run leaves it: with the digest of its corpus, and without what does not matter."""
+    experiment = replace(TINY, objective=SEDD(), training=replace(TINY.training, seed=4))
+    stated = {**to_json(experiment), "corpus": "1234"}
+    file = tmp_path / "experiment.json"
+    file.write_text(json.dumps(stated))
+    assert shown(command, str(file)) == experiment
+    assert shown(command, str(file), "--objective", "mdlm").objective == MDLM()
+    stated["training"].pop("keep")
+    file.write_text(json.dumps(stated))
+    assert shown(command, str(file)) == experiment
+
+
+@pytest.mark.parametrize(
+    ("contents", "sentence"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("[1", "is not JSON: "),
+        ("[1]", "must be Experiment; got [1]"),
+        ('{"backbone": {"widht": 3}}', ".backbone has an unknown field 'widht'"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(
+    contents: str | None, sentence: str, command: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    if contents is not None:
+        file.write_text(contents)
+    done = command("train", str(file))
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith(f"unmask: {file}")
+    assert sentence in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["stdlib-tinny"], "there is no recipe 'stdlib-tinny' (did you mean stdlib-tiny?); there are "),
+        (["stdlib-tiny", "--set", "training.clp=1"], "(did you mean clip?)"),
+        (["stdlib-tiny", "--set", "training.clip=x"], "training.clip must be float; got 'x'"),
+        (["stdlib-tiny", "--set", "training.optimizer=Moun"], "(did you mean Muon?)"),
+        (["stdlib-tiny", "--set", "layout.length=999"], "rows of 999 tokens are longer than the model's 128"),
+        (["stdlib-tiny", "--steps", "0"], "steps must be at least 1; got 0"),
+    ],
+)
+def test_bad_settings_are_one_sentence(arguments: list[str], sentence: str, command: Command) -> None:
+    done = command("train", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert sentence in done.err
+
+
+def test_a_run_that_a_signal_stopped_exits_with_3(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for finished, code in ((False, 3), (True, 0)):
+        monkeypatch.setattr("unmask.experiment.carry_out", lambda *_, finished=finished: finished)
+        assert command("train", "stdlib-tiny", "--out", str(tmp_path)).code == code
+
+
+def test_preparing_tells_how_far_it_is(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("unmask.cli.progress.PATIENCE", 0.0)
+    (tmp_path / "text").write_text("some text\n" * 100)
+    request = ("prepare", str(tmp_path / "text"), "--tokenizer", "bytes", "--out", str(tmp_path / "corpus"))
+    done = command(*request)
+    assert done.code == 0
+    assert done.err == "preparing: 1.0 of 1.0 kB, about 0 s left\n"
+    assert command(*request).err == ""  # there was nothing left to do
+
+
+def test_a_part_of_a_corpus_is_a_part_of_the_way(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("unmask.cli.progress.PATIENCE", 0.0)
+    (tmp_path / "text").write_text("some text\n" * 100)
+    options = ("--tokenizer", "bytes", "--out", str(tmp_path / "corpus"), "--lines", "--shard", "1/2")
+    assert "of 500 bytes" in command("prepare", str(tmp_path / "text"), *options).err
+
+
+def test_shards_are_written_as_fractions() -> None:
+    assert making._shard("3/4") == (3, 4)
+    assert making._shard(None) is None
+    for wrong in ("3", "3/", "-1/4", "a/b", "1/2/3"):
+        with pytest.raises(ValueError, match="a shard is written I/N"):
+            making._shard(wrong)

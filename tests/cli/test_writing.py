@@ -1,0 +1,123 @@
+"""sample and infill: results on stdout, one sentence and exit code 2 on bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+
+import unmask
+from unmask.cli import writing
+from unmask.cli.writing import SamplerName
+from unmask.sampling import WINDOWED
+
+Command = Callable[..., Any]
+
+
+def test_sample(folder: str, command: Command) -> None:
+    done = command("sample", folder, "--n", "3", "--length", "8", "--prompt", "abc", "--steps", "4")
+    lines = done.out.splitlines()
+    assert (done.code, done.err, len(lines)) == (0, "", 3)
+    assert all(len(line) == 8 and line.startswith("abc") for line in lines)
+
+
+def test_every_sampler_has_a_name() -> None:
+    """The names are spelled out, so that help need not import the samplers."""
+    names = {"".join(word.title() for word in name.split("-")) for name in get_args(SamplerName)}
+    assert names == {"Default", *(kind.__name__ for kind in WINDOWED)}
+
+
+@pytest.mark.parametrize("name", get_args(SamplerName))
+def test_every_sampler_writes_texts_longer_than_the_model(name: str, folder: str, command: Command) -> None:
+    """In sliding windows."""
+    done = command("sample", folder, "--length", "21", "--steps", "3", "--sampler", name)
+    assert done.code == 0
+    assert len(done.out.rstrip("\n")) == 21
+
+
+def test_sample_json(folder: str, command: Command) -> None:
+    done = command("sample", folder, "--length", "8", "--steps", "4", "--seed", "3", "--json")
+    result = json.loads(done.out)
+    expected = unmask.load(folder).sample(length=8, sampler=unmask.Ancestral(4), seed=3)
+    assert result["texts"] == expected.texts
+    assert result["tokens"] == expected.tokens.tolist()
+    assert result["network_calls"] == expected.network_calls > 0
+
+
+def test_infill(folder: str, command: Command) -> None:
+    options = ("--temperature", "0", "--top-k", "2", "--top-p", "0.9")
+    text = command("infill", folder, "a<mask:2>b<mask>", *options).out.rstrip("\n")
+    assert (len(text), text[0], text[3]) == (5, "a", "b")
+
+
+def test_watching_changes_nothing_on_stdout(folder: str, command: Command) -> None:
+    for request in (
+        ("sample", folder, "--length", "8", "--steps", "4", "--n", "2", "--json"),
+        ("infill", folder, "a<mask:2>b<mask>", "--steps", "3"),
+    ):
+        plain, watched = command(*request), command(*request, "--watch")
+        assert watched.code == 0
+        assert watched.out == plain.out
+        assert plain.err == ""
+        assert watched.err.startswith("step 0: ")
+
+
+def test_how_far_it_is_is_told_in_tokens_or_steps(
+    folder: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines on stderr from the first step on, if nobody is to wait for them."""
+    monkeypatch.setattr("unmask.cli.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("unmask.cli.progress.EVERY", 0.0)
+    request = (
+        "sample",
+        folder,
+        "--length",
+        "6",
+        "--prompt",
+        "ab",
+        "--sampler",
+        "random-order",
+        "--steps",
+        "2",
+    )
+    lines = command(*request).err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"writing: {done} of 4 tokens" for done in (2, 4)]
+    assert command(*request, "--json").err == ""
+
+
+def test_uniform_noise_is_counted_in_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("unmask.cli.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("unmask.cli.progress.EVERY", 0.0)
+    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0)
+    lm = unmask.LanguageModel.new(backbone, unmask.UniformDiffusion(), unmask.Tokenizer.characters("abc "))
+    sampler = unmask.UniformAncestral(steps=3)
+    writing._counted(lm.frames(lm.blank(1, 5), sampler), lm.vocab.mask, sampler, quiet=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"writing: {step} of 3 steps" for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["sample", "{folder}", "--steps", "0"], "steps must be a whole number from 1 on; got 0"),
+        (["sample", "{folder}", "--temperature", "-1"], "temperature must be 0"),
+        (["sample", "{folder}", "--watch", "--delay", "-1"], "delay must be from 0 to 60 seconds; got -1.0"),
+        (["infill", "{folder}", "<mask:17>"], "longer than the model's 16"),
+        (["infill", "{folder}", "abc"], "no hole"),
+        (["infill", "{folder}", "xyz<mask>"], "'x' is not in the tokenizer's alphabet"),
+        (["score", "{folder}", ""], "empty"),
+        (["sample", "nowhere"], "nowhere is not a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, folder: str, command: Command
+) -> None:
+    done = command(*(a.format(folder=folder) for a in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("unmask: ")
+    assert done.err.count("\n") == 1
+    assert sentence in done.err

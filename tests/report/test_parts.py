@@ -1,0 +1,79 @@
+"""The pieces of a report: texts cut by token, smoothed curves, readable numbers, readable colours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from unmask.data.tokenizer import Tokenizer
+from unmask.report.history import Curves
+from unmask.report.revealed import _luminance, palette, palette_css
+from unmask.report.samples import split_text
+from unmask.report.wording import amount, cell, duration, with_error
+
+CURVES = Curves((), (), (), (), (), (), 0, (), (), (), ())
+
+
+@pytest.mark.parametrize("text", ["plain", "naïve café, 漢字 🙂!", "end in half 漢"])
+def test_pieces_join_to_the_text(text: str) -> None:
+    tokenizer = Tokenizer.bytes()
+    ids = tokenizer.encode(text)
+    pieces = split_text(tokenizer.decode, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == text
+    half = split_text(tokenizer.decode, ids[:-1])
+    assert "".join(half) == tokenizer.decode(ids[:-1])
+
+
+def test_a_character_belongs_to_its_last_byte() -> None:
+    tokenizer = Tokenizer.bytes()
+    assert split_text(tokenizer.decode, tokenizer.encode("a漢b")) == ["a", "", "", "漢", "b"]
+
+
+def test_spaces_that_a_tokenizer_adds_are_kept() -> None:
+    words = {0: "one", 1: "two", 2: "three"}
+    assert split_text(lambda ids: " ".join(words[i] for i in ids), [0, 1, 2]) == ["one", " two", " three"]
+
+
+def test_smoothing_has_no_bias_at_the_start_and_bridges_gaps() -> None:
+    assert replace(CURVES, loss=(3.0, 3.0, None, 3.0)).smoothed() == pytest.approx([3.0] * 4)
+    assert replace(CURVES, loss=(None, 1.0, 2.0)).smoothed() == [None, 1.0, pytest.approx(5 / 3)]
+
+
+def test_time_in_training_is_the_sum_of_tokens_over_speed() -> None:
+    curves = replace(CURVES, tokens=(100, 300, 400), tokens_per_second=(50.0, 100.0, None))
+    assert curves.seconds == 2 + 2  # the last line has no speed
+    assert curves.tokens_seen == 400
+    assert CURVES.seconds is None
+
+
+def test_numbers_for_people() -> None:
+    assert with_error(5.32149, 0.0123) == ("5.321", "± 0.012")
+    assert with_error(1234.5, 230.0) == ("1,234", "± 230")
+    assert with_error(2.5, 0.0) == ("2.5", "exact")
+    assert [amount(n) for n in (0, 9_999, 12_345, 7_100_000, 3.2e9)] == [
+        "0",
+        "9,999",
+        "12.3 k",
+        "7.1 M",
+        "3.2 G",
+    ]
+    assert [duration(s) for s in (0.2, 59, 60, 7500, 90_000)] == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "2 h 5 min",
+        "1 d 1 h",
+    ]
+    assert [cell(v) for v in (None, "x", 2048, 0.123456789)] == ["\u2013", "x", "2,048", "0.12346"]
+
+
+def test_text_can_be_read_on_every_colour() -> None:
+    css = palette_css()
+    for shade, color in enumerate(palette()):
+        light = f".k{shade} {{ background: {color}; color: #fff; }}" in css
+        ground = _luminance(color)
+        contrast = 1.05 / (ground + 0.05) if light else (ground + 0.05) / 0.05
+        assert contrast >= 4.5
+    assert _luminance("#ffffff") == pytest.approx(1)
