@@ -70,7 +70,8 @@ def test_prepare_train_eval_sample(
     assert "tokens in" in command("prepare", str(source), "--out", str(corpus), "--tokenizer", "bytes")
     run = tmp_path / "run"
     assert command("train", "tiny", "--out", str(run), "--steps", "4").strip() == str(run / "model")
-    score = json.loads(command("eval", str(run / "model"), str(source), "--replicates", "2", "--json"))
+    found = json.loads(command("eval", str(run / "model"), str(source), "--replicates", "2", "--json"))
+    (score,) = found["texts"]
     assert score["bytes"] == len(TEXT)
     assert score["tokens"] == len(TEXT) + 1  # the document's separator is predicted, too
     assert score["standard_error"] > 0
@@ -99,7 +100,7 @@ def test_an_autoregressive_counterpart_is_one_word_away(
         (["train", "stdlib-tiny", "--steps", "0"], "steps must be at least 1; got 0"),
         (["prepare", "nowhere.txt"], "nowhere.txt"),
         (["prepare", "stdlib", "--shard", "4"], "a shard is written I/N"),
-        (["eval", "nowhere", "x.txt"], "nowhere is not a folder"),
+        (["eval", "nowhere", "stdlib"], "nowhere is not a folder"),
     ],
 )
 def test_bad_input(

@@ -147,3 +147,14 @@ def test_a_canvas_without_holes_is_its_own_only_frame() -> None:
     lm = model()
     canvas = torch.zeros(2, 4, dtype=torch.int64)
     assert [frame.tokens.equal(canvas) for frame in lm.frames(canvas)] == [True]
+
+
+def test_inference_leaves_every_part_in_its_own_mode() -> None:
+    lm = model()
+    lm.denoise.train()
+    lm.denoise.backbone.eval()
+    before = [module.training for module in lm.denoise.modules()]
+    with lm.inference():
+        assert not any(module.training for module in lm.denoise.modules())
+    assert [module.training for module in lm.denoise.modules()] == before
+    assert len(set(before)) == 2

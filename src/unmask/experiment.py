@@ -18,6 +18,7 @@ import torch
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareOptions, prepare
+from unmask.data.encoding import Progress
 from unmask.data.loader import Layout, Loader, Wrapped
 from unmask.evaluation.likelihood import score_rows
 from unmask.measurement import AT_ONCE
@@ -61,6 +62,14 @@ class Experiment:
             raise ValueError(
                 f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.length}"
             )
+        causal = isinstance(self.objective, Autoregression)
+        if self.backbone.causal != causal:
+            raise ValueError(
+                f"{type(self.objective).__name__} needs backbone.causal={str(causal).lower()};"
+                " `with_objective` and --objective see to it"
+            )
+        if self.training.curriculum is not None:
+            self.training.curriculum.applied(self.objective, 0.0)
 
     def with_objective(self, objective: AnyObjective) -> Experiment:
         """The same with another objective, and the network that it needs: an autoregressive one looks back
@@ -87,9 +96,7 @@ OBJECTIVES: dict[str, AnyObjective] = {
 
 def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
     """Prepare, train (or go on training) and export; False if a signal stopped it before its end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    corpus = _corpus(experiment, folder, world)
-    _claim(experiment, corpus, folder, world)
+    corpus = prepare_corpus(experiment, folder, world)
     run = _run(experiment, corpus, world)
     path, damaged = checkpoint.newest(folder)
     if path is not None:
@@ -104,6 +111,34 @@ def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
         save(lm, folder / "model", overwrite=True, facts=facts)
     world.barrier()
     return finished
+
+
+def prepare_corpus(
+    experiment: Experiment, folder: Path, world: World, progress: Progress | None = None
+) -> Corpus:
+    """The experiment's text in its folder, which from then on belongs to it; free if it is there already.
+
+    A folder of another experiment, or of the same on another text, is refused with what differs. Rank 0
+    prepares, the others then read; `progress` is told the bytes done so far.
+    """
+    path = folder / "experiment.json"
+    stated = to_json(experiment)
+    for name in WITHOUT_EFFECT:
+        stated["training"].pop(name)
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    _refuse(folder, before, {**stated, "corpus": (before or {}).get("corpus")})
+    if world.first:
+        prepare(experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options, progress)
+    world.barrier()
+    corpus = Corpus.open(folder / "corpus")
+    stated["corpus"] = corpus.digest
+    _refuse(folder, before, stated)
+    if world.first and before is None:
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(stated, indent=2), encoding="utf-8")
+        os.replace(fresh, path)
+    world.barrier()
+    return corpus
 
 
 def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
@@ -147,32 +182,13 @@ def _run(experiment: Experiment, corpus: Corpus, world: World) -> Run:
     return Run(denoise, experiment.objective, loader, training, world)
 
 
-def _corpus(experiment: Experiment, folder: Path, world: World) -> Corpus:
-    """Rank 0 prepares, the others then read."""
-    if world.first:
-        prepare(experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options)
-    world.barrier()
-    return Corpus.open(folder / "corpus")
-
-
-def _claim(experiment: Experiment, corpus: Corpus, folder: Path, world: World) -> None:
-    """The folder belongs to one experiment on one text: a different one is refused, with what differs."""
-    stated = {**to_json(experiment), "corpus": corpus.digest}
-    for name in WITHOUT_EFFECT:
-        stated["training"].pop(name)
-    path = folder / "experiment.json"
-    if path.exists():
-        changes = list(_differences(json.loads(path.read_text(encoding="utf-8")), stated))
-        if changes:
-            raise ValueError(
-                f"{folder} belongs to another experiment: {'; '.join(changes[:5])}."
-                " Take another folder, or go back to the old settings"
-            )
-    elif world.first:
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(stated, indent=2), encoding="utf-8")
-        os.replace(fresh, path)
-    world.barrier()
+def _refuse(folder: Path, before: dict[str, Any] | None, stated: dict[str, Any]) -> None:
+    changes = [] if before is None else _differences(before, stated)
+    if changes:
+        raise ValueError(
+            f"{folder} belongs to another experiment: {'; '.join(changes[:5])}."
+            " Take another folder, or go back to the old settings"
+        )
 
 
 def _differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -342,10 +342,12 @@ class LanguageModel:
     @contextmanager
     def inference(self) -> Iterator[None]:
         """No gradients and no dropout, and afterwards all as it was."""
-        training = self.denoise.training
-        self.denoise.eval()
+        awake = [module for module in self.denoise.modules() if module.training]
+        for module in awake:
+            module.training = False
         try:
             with torch.inference_mode():
                 yield
         finally:
-            self.denoise.train(training)
+            for module in awake:
+                module.training = True

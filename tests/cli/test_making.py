@@ -66,7 +66,7 @@ def test_flags_and_settings_change_the_recipe(command: Command) -> None:
         TINY,
         sources=("a, b", "c"),
         tokenizer="17",
-        objective=MDLM(schedule=Cosine()),
+        objective=replace(TINY.objective, schedule=Cosine()),
         training=replace(TINY.training, steps=9, batch_size=3, seed=5, optimizer=Muon(lr=0.002)),
     )
 

@@ -1,13 +1,147 @@
+"""score, eval and judge: figures with their errors, for people and for programs."""
+
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 
-def test_score(folder: str, command: Callable[..., Any]) -> None:
-    done = command("score", folder, "abc", "a b c", "--draws", "32", "--json")
-    scores = json.loads(done.out)["scores"]
-    assert [score["text"] for score in scores] == ["abc", "a b c"]
-    assert scores[1]["tokens"] == 5
+import unmask
+from unmask.cli.table import plus_minus, print_table
+
+TEXT = "abc cab\n\nbca abc a b c\n" * 12
+
+
+@pytest.fixture
+def alphabet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of the letters of TEXT."""
+    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0)
+    lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc \n"))
+    return str(unmask.save(lm, tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def test_score(folder: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "scores.json"
+    done = command("score", folder, "abc", "a b c", "--draws", "32", "--out", str(out), "--json")
+    found = json.loads(done.out)
+    assert json.loads(out.read_text()) == found
+    assert [score["text"] for score in found["scores"]] == ["abc", "a b c"]
+    assert found["scores"][1]["tokens"] == 5
+    assert math.isclose(sum(found["scores"][1]["by_time"]), found["scores"][1]["nats_per_token"])
+    weights = (Path(folder) / "model.safetensors").read_bytes()
+    assert found["made_by"]["model"]["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert found["made_by"]["command"].startswith("unmask score")
+    assert {"python", "torch", "unmask"} <= found["made_by"]["versions"].keys()
     assert "± " in command("score", folder, "abc").out
+
+
+def test_eval_is_a_table(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(TEXT)
+    files = [str(tmp_path / "one.txt"), str(tmp_path / "two.txt")]
+    header, *lines = command("eval", alphabet, *files, "--replicates", "2").out.splitlines()
+    assert header.split()[:3] == ["text", "nats/token", "perplexity"]
+    assert [line.split()[0] for line in lines] == files
+    assert lines[0].split()[1:] == lines[1].split()[1:]  # the same text twice
+
+    found = json.loads(command("eval", alphabet, files[0], "--seed", "4", "--json").out)
+    (text,) = found["texts"]
+    assert text["bytes"] == text["characters"] == len(TEXT)
+    assert text["words"] == 12 * (2 + 5 + 3)  # two lines of words, and the ends of three
+    assert text["bits_per_byte"] == pytest.approx(
+        text["nats_per_token"] * text["tokens"] / math.log(2) / len(TEXT)
+    )
+    assert found["made_by"]["seed"] == 4
+    assert found["made_by"]["data"].keys() == {files[0]}
+    per_document = json.loads(command("eval", alphabet, files[0], "--per-document", "--lines", "--json").out)
+    assert per_document["texts"][0]["tokens"] < text["tokens"]  # empty lines are no documents
+
+
+def test_eval_of_known_sets(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    """By name, from a folder; words are counted as the set is distributed."""
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "valid.txt").write_text(" abc a \n ab c \n" * 9)
+    done = command("eval", alphabet, "ptb:validation", "--folder", str(tmp_path), "--json")
+    (text,) = json.loads(done.out)["texts"]
+    assert (text["name"], text["per_word"], text["words"]) == ("ptb:validation", True, 9 * 6)
+    assert text["word_perplexity"] == pytest.approx(math.exp(text["nats_per_token"] * text["tokens"] / 54))
+    done = command("eval", alphabet, "paper", "--folder", str(tmp_path), "--json")
+    found = json.loads(done.out)
+    assert done.code == 1  # it was not all to be had, and that is said
+    assert [text["name"] for text in found["texts"]] == ["ptb:validation"]
+    assert len(found["missing"]) == 6
+    assert done.err.count("is missing") == 6
+
+
+def test_eval_of_a_prepared_corpus_is_of_what_was_held_out(
+    alphabet: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    corpus = str(tmp_path / "corpus")
+    tokenizer = str(Path(alphabet) / "tokenizer.json")
+    options = ("--out", corpus, "--tokenizer", tokenizer, "--share", "0.2", "--lines")
+    command("prepare", str(tmp_path / "text.txt"), *options)
+    (text,) = json.loads(command("eval", alphabet, corpus, "--json").out)["texts"]
+    assert 0.1 < text["bytes"] / (20 * len(TEXT)) < 0.3
+
+
+def test_a_mistyped_set_is_told_before_anything_is_measured(
+    alphabet: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "one.txt").write_text(TEXT)
+    done = command("eval", alphabet, str(tmp_path / "one.txt"), "lambda")
+    assert (done.code, done.out) == (2, "")
+    assert "the sets are ptb" in done.err
+
+
+def test_judge_without_a_judge(folder: str, command: Callable[..., Any]) -> None:
+    """One line for each sampler and number of steps; one for samplers without steps."""
+    options = ("--samplers", "ancestral", "first-hitting", "--steps", "2", "4", "--n", "3", "--length", "8")
+    header, *lines = command("judge", folder, *options).out.splitlines()
+    assert header.split() == [
+        "sampler",
+        "steps",
+        "perplexity",
+        "entropy",
+        "distinct-2",
+        "repetition",
+        "calls",
+        "seconds",
+    ]
+    assert [line.split()[:2] for line in lines[:2]] == [["ancestral", "2"], ["ancestral", "4"]]
+    assert lines[2].split()[0] == "first-hitting"
+    assert len(lines) == 3
+    judged = json.loads(command("judge", folder, *options, "--json").out)["judged"]
+    assert [each["network_calls"] for each in judged] == [2, 4, 8]
+    assert all(each["texts"] == 3 and each["tokens"] == 24 for each in judged)
+    assert all(each["perplexity"] is None and each["seconds"] > 0 for each in judged)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (3.21449, 0.0123, "3.214 ± 0.012"),
+        (1234.5, 56.7, "1,234 ± 57"),
+        (8.3, 1e-9, "8.3000 ± 0.0000"),
+        (2.5, 0.0, "2.5"),
+        (0.123456, None, "0.1235"),
+        (123456.7, None, "123,457"),
+        (3e12, 1e11, "3.00e+12"),
+        (math.inf, 1.0, "inf"),
+        (None, None, "-"),
+    ],
+)
+def test_figures_have_the_digits_that_mean_something(
+    value: float | None, error: float | None, shown: str
+) -> None:
+    assert plus_minus(value, error) == shown
+
+
+def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("a", "long title"), [("longer", "1"), ("b", "22")])
+    assert capsys.readouterr().out == "a       long title\nlonger           1\nb               22\n"

@@ -27,6 +27,7 @@ from unmask import (
     UniformDiffusion,
     Vocab,
 )
+from unmask.backbones.dit import LocalStart
 from unmask.config import from_json
 from unmask.diffusion.schedule import FromRate, Geometric
 from unmask.objectives import AnyObjective
@@ -115,6 +116,7 @@ ALL: dict[str, tuple[DiTConfig, AnyObjective | None, bool]] = {
     ),
     "tied": (replace(PLAIN, tied=True), None, False),
     "qk_norm": (replace(PLAIN, qk_norm=True), None, False),
+    "local start": (replace(PLAIN, local=LocalStart(taps=3), rotary_base=100.0), None, False),
     "D3PM": (PLAIN, D3PM(), False),
     "SEDD": (PLAIN, SEDD(), False),
     "timed SEDD": (TIMED, SEDD(), False),

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import unmask
 from unmask.backbones.dit import DiTConfig
-from unmask.data.corpus import PrepareOptions
-from unmask.data.loader import Wrapped
+from unmask.data.corpus import Corpus, PrepareOptions
+from unmask.data.loader import Loader, Wrapped
+from unmask.evaluation.likelihood import score_rows
 from unmask.experiment import Experiment, carry_out
 from unmask.objectives import MDLM, SEDD, Autoregression
 from unmask.report import ReportSettings, write_report
@@ -164,18 +166,22 @@ def test_the_numbers_are_those_of_report_json(report: Path) -> None:
     assert all(sample["text"] in text for sample in data["samples"])
 
 
-def test_one_step_is_one_prediction_from_nothing(contents: Contents, run: Path) -> None:
-    """With T = 1 every position is asked with all hidden: no draw, so no error, and more nats than needed."""
+def test_bounds_are_those_of_the_plain_estimate(contents: Contents, run: Path) -> None:
+    """With T = 1 every position is asked with all hidden: nothing is drawn, so the bound is exact."""
     one, *_, limit = contents.step_bounds
-    assert one.steps == 1
+    lm, text = unmask.load(run / "model"), Corpus.open(run / "corpus").splits["valid"]
+    loader = Loader(text, Wrapped(16), batch_size=2)
+    with lm.inference():
+        exact = score_rows(lm.denoise, MDLM(steps=1), loader, None, 2, 2, 5)
+        plain = score_rows(lm.denoise, MDLM(), loader, None, 2, 50, 5)
+    assert (one.steps, limit.steps) == (1, None)
+    assert one.nats_per_token == pytest.approx(exact.nats_per_token)
     assert one.standard_error == pytest.approx(0, abs=1e-6)
-    assert limit.steps is None
+    assert limit.nats_per_token == pytest.approx(plain.nats_per_token, rel=0.5)
     assert limit.standard_error > 0
 
 
 def test_samples_are_the_models_own(contents: Contents, run: Path) -> None:
-    import unmask
-
     written = unmask.load(run / "model").sample(2, 16, sampler=unmask.Ancestral(4), seed=0)
     assert [sample.text for sample in contents.samples] == written.texts
     assert all(1 <= piece.step <= sample.steps for sample in contents.samples for piece in sample.pieces)
@@ -292,11 +298,12 @@ def test_a_report_is_replaced_whole_or_not_at_all(
         broken.setattr("unmask.report.page.page", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_report(run, settings=QUICK)
+    assert not list(run.glob(".report*"))
     assert (report / "index.html").read_bytes() == before
     assert (report / "stale.png").exists()
     write_report(run, settings=QUICK)
     assert not (report / "stale.png").exists()
-    assert not [entry for entry in run.iterdir() if entry.name.startswith(".report")]
+    assert not list(run.glob(".report*"))
 
 
 def test_what_cannot_be_reported_is_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,9 @@ def train(
             `objective.schedule=Cosine` for another kind with its defaults.
         show: Print the experiment as JSON, and stop.
     """
-    from unmask.experiment import OBJECTIVES, carry_out
+    from unmask.cli.progress import progress
+    from unmask.data.sources import plain_size
+    from unmask.experiment import OBJECTIVES, carry_out, prepare_corpus
     from unmask.world import world
 
     experiment = _experiment(recipe)
@@ -120,6 +122,8 @@ def train(
         print(json.dumps(to_json(experiment), indent=2, ensure_ascii=False))
         return
     with world() as where:
+        with progress("preparing", plain_size(experiment.sources), "bytes", not where.first) as report:
+            prepare_corpus(experiment, out, where, report)
         finished = carry_out(experiment, out, where)
     if not finished:
         sys.exit(3)
@@ -127,25 +131,26 @@ def train(
         print(out / "model")
 
 
-def export(source: Model, out: Model, published: bool = False, onnx: bool = False) -> None:
+def export(source: Model, out: Model, published: bool = False) -> None:
     """Write a model folder, or an ONNX file, from a run's newest checkpoint or from another model folder.
 
     For example:
       unmask export runs/tiny tiny-model
       unmask export runs/tiny/model tiny-mdlm --published
-      unmask export runs/tiny/model tiny.onnx --onnx
+      unmask export runs/tiny/model tiny.onnx
 
     Args:
         source: The folder of a run (its averaged weights are taken) or of a model.
-        out: The new folder or file.
+        out: The new folder; or a file that ends in .onnx, for onnxruntime and its like: tokens
+            [batch, length] in, log-probabilities of the clean token out.
         published: In the layout of the published MDLM models instead of ours.
-        onnx: As one ONNX file: tokens [batch, length] in, log-probabilities of the clean token out.
     """
     from unmask.experiment import averaged_model
     from unmask.release import export_onnx, save
 
+    onnx = out.suffix == ".onnx"
     if published and onnx:
-        raise ValueError("--published writes a folder and --onnx a file; ask for one of them")
+        raise ValueError("--published writes a folder, and an .onnx file is none; ask for one of them")
     run = (source / "experiment.json").exists()
     lm, facts = averaged_model(source) if run else (load_model(source), None)
     print(export_onnx(lm, out) if onnx else save(lm, out, published=published, facts=facts))

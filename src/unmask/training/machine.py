@@ -27,19 +27,23 @@ def good_at_bf16(device: torch.device) -> bool:
     return matmul_peak(torch.bfloat16, device) > 1.5 * matmul_peak(torch.float32, device)
 
 
-def matmul_peak(dtype: torch.dtype, device: torch.device, seconds: float = 0.3) -> float:
-    """FLOP/s of the fastest of some square matrix products, by all threads of this process.
+def matmul_peak(dtype: torch.dtype, device: torch.device, seconds: float = 0.4) -> float:
+    """FLOP/s of the fastest of many square matrix products, by all threads of this process.
 
-    Larger matrices are tried as long as two products of them are expected to fit into `seconds`.
+    The first ones are slow (threads start, others may be computing), so all sizes have their turns until
+    `seconds` are over; a size waits while one product of it would take longer than what is left.
     """
-    best, deadline = 0.0, time.perf_counter() + seconds
-    for size in SIZES:
-        if best and 2 * (2 * size**3 / best) > deadline - time.perf_counter():
-            break
-        # A generator of its own: looking at the machine must not change a run's random numbers.
-        a = torch.rand(size, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-        for _ in range(4 if size == SIZES[0] else 2):
-            best = max(best, 2 * size**3 / _seconds_of_product(a))
+    # A generator of its own: looking at the machine must not change a run's random numbers.
+    random = torch.Generator().manual_seed(0)
+    best, matrices, deadline = 0.0, dict[int, torch.Tensor](), time.perf_counter() + seconds
+    while (left := deadline - time.perf_counter()) > 0:
+        for size in SIZES:
+            if size > SIZES[0] and 2 * size**3 > best * left:
+                break
+            if size not in matrices:
+                matrices[size] = torch.rand(size, size, generator=random).to(device, dtype)
+            best = max(best, 2 * size**3 / _seconds_of_product(matrices[size]))
+            left = deadline - time.perf_counter()
     return best
 
 
