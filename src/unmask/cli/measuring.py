@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from unmask.cli.arguments import Json, Model, Out, Texts, model_digest, publish, shared_model
+from unmask.cli.arguments import Json, Model, Number, Out, Texts, model_digest, publish, shared_model
 from unmask.cli.table import plus_minus, print_table
 from unmask.cli.writing import SamplerName, Writing
 
@@ -136,7 +136,7 @@ def judge(
     judge: str | None = None,  # the option's name is the command's
     samplers: tuple[SamplerName, ...] = ("default",),
     steps: tuple[int, ...] = (8, 32, 128),
-    n: int = 16,
+    n: Number = 16,
     length: int | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -193,7 +193,7 @@ def judge(
 def report(
     run: Model,
     out: Path | None = None,
-    rows: int = 64,
+    rows: int = 80,
     samples: int = 4,
     steps: int = 64,
     seed: int = 0,

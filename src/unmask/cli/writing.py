@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from unmask.cli.arguments import Json, Model, Text, print_json, shared_model
+from unmask.cli.arguments import Json, Model, Number, Text, print_json, shared_model
 
 if TYPE_CHECKING:
     from unmask.model import LanguageModel, Samples
@@ -31,7 +31,7 @@ SamplerName = Literal[
 class Writing:
     """How tokens are written."""
 
-    n: int = 1
+    n: Number = 1
     """How many texts."""
     steps: int = 128
     """Steps of the sampler; more are better and slower."""
@@ -92,6 +92,7 @@ def sample(
     For example:
       unmask sample runs/demo --n 4 --length 16 --steps 16
       unmask sample runs/demo --watch
+      torchrun --nproc_per_node 2 -m unmask sample runs/demo --count 64
 
     Args:
         model: A model folder, of ours or in the published MDLM layout.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unmask.release.card import Facts
-from unmask.release.folder import load, save
+from unmask.release.folder import load, model_folder, save
 from unmask.release.onnx import export_onnx
 
-__all__ = ["Facts", "export_onnx", "load", "save"]
+__all__ = ["Facts", "export_onnx", "load", "model_folder", "save"]

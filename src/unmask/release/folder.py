@@ -36,9 +36,9 @@ OURS = {CONFIG, WEIGHTS, TOKENIZER, MANIFEST, CARD}
 def load(folder: str | os.PathLike[str]) -> LanguageModel:
     """Read a model folder of ours or in the published MDLM layout, ready to use.
 
-    Without a `tokenizer.json`, the model takes and gives ids.
+    Without a `tokenizer.json`, the model takes and gives ids. The folder of a finished run will do.
     """
-    path = Path(folder)
+    path = model_folder(folder)
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; a model folder holds {CONFIG} and {WEIGHTS}")
     _verify(path)
@@ -61,6 +61,12 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
     _fit(denoise, weights, path)
     tokenizer = Tokenizer.from_file(path / TOKENIZER) if (path / TOKENIZER).exists() else None
     return LanguageModel(denoise.eval(), tokenizer)
+
+
+def model_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder itself, or the model in it if it is a run's."""
+    path = Path(folder)
+    return path / "model" if (path / "model" / CONFIG).exists() and not (path / CONFIG).exists() else path
 
 
 def save(
