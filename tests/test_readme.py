@@ -1,4 +1,4 @@
-"""Every command and every line of Python in the README runs, in order, on a model from the demo."""
+"""Every command and every line of Python in the README runs, in order, on a run like the demo's."""
 
 from __future__ import annotations
 
@@ -14,51 +14,72 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 evaluate_rows=8"
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs/demo in it, from the demo itself, cut short."""
-    folder = tmp_path_factory.mktemp("readme")
-    shown = subprocess.run(
-        [sys.executable, ROOT / "examples" / "demo.py", "--seconds", "2"],
+def lines(*programs: str) -> list[str]:
+    found = [line for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in found if line.split()[0] in programs]
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    name, *arguments = shlex.split(command)
+    return subprocess.run(
+        [BIN / name, *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"},
     )
-    assert "three templates, filled" in shown.stdout
-    assert "Saved in runs/demo" in shown.stdout
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's run in it, much smaller, and with texts of one's own."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "my_texts").mkdir()
+    shutil.copy(ROOT / "README.md", folder)
+    shutil.copy(ROOT / "CONTRIBUTING.md", folder / "my_texts" / "one.txt")
+    shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
+    trained = run(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)
+    assert trained.returncode == 0, trained.stderr
     return folder
 
 
 def test_make_knows_the_targets() -> None:
-    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("make")]
-    assert commands == ["make demo", "make test"]
-    for command in commands:
+    assert lines("make") == ["make demo", "make test"]
+    for command in lines("make"):
         subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
+def test_the_demo(workplace: Path) -> None:
+    """What `make demo` does, but for the training."""
+    demo = ["make", "--dry-run", "demo", f"DEMO={workplace / 'runs' / 'demo'}", f"BIN={BIN}"]
+    shown = subprocess.run(demo, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    commands = [line for line in shown.splitlines() if line.startswith(f"{BIN}/unmask")]
+    assert [command.split()[1] for command in commands] == ["train", "eval", "sample", "infill", "report"]
+    outputs = [
+        subprocess.run(["sh", "-c", command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for command in commands[1:]
+    ]
+    assert "bits/byte" in outputs[0]
+    assert "def read_lines(path):" in outputs[2]
+    assert outputs[3].strip() == str(workplace / "runs" / "demo" / "report" / "index.html")
+
+
 def test_commands(workplace: Path) -> None:
-    shutil.copy(ROOT / "README.md", workplace)
-    bin_folder = Path(sys.executable).parent
-    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("unmask")]
-    assert len(commands) == 8
+    commands = lines("unmask", "torchrun")
+    assert len(commands) == 14
     for command in commands:
-        name, *arguments = shlex.split(command)
-        shown = subprocess.run(
-            [bin_folder / name, *arguments],
-            cwd=workplace,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert shown.returncode == 0, shown.stderr
+        small = SMALL if "train" in command and "--set" not in command else ""
+        shown = run(f"{command} {small}", workplace)
+        assert shown.returncode == 0, (command, shown.stderr)
         assert shown.stdout
 
 

@@ -32,7 +32,7 @@ class ReportSettings:
     in `steps` steps.
     """
 
-    rows: int = 64
+    rows: int = 80
     replicates: int = 4
     sweep_rows: int = 16
     sweep_replicates: int = 4
