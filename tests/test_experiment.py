@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import unmask
 from unmask.backbones.dit import DiTConfig
 from unmask.cli import main
 from unmask.data.loader import Wrapped
-from unmask.experiment import Experiment, carry_out
+from unmask.experiment import Experiment, _run, carry_out, prepare_corpus
+from unmask.objectives import MDLM
 from unmask.recipes import RECIPES
 from unmask.training.loop import Training
 from unmask.training.optim import AdamW
@@ -52,8 +55,12 @@ def test_the_same_experiment_goes_on_and_another_is_refused(source: Path, tmp_pa
     with pytest.raises(ValueError, match=r"another experiment: training\.warmup was 2 and is now 3"):
         carry_out(longer, folder, World())
     source.write_text(TEXT + "and runs")
-    with pytest.raises(ValueError, match="another experiment: corpus was"):
+    prepared = (folder / "corpus" / "manifest.json").read_bytes()
+    with pytest.raises(ValueError, match=r"another experiment: the text of .*fox\.txt has changed since"):
         carry_out(experiment, folder, World())
+    assert (folder / "corpus" / "manifest.json").read_bytes() == prepared  # and nothing is lost
+    source.write_text(TEXT)
+    assert carry_out(experiment, folder, World())
 
 
 def test_prepare_train_eval_sample(
@@ -111,3 +118,16 @@ def test_bad_input(
         main()
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_unigram_start_predicts_tokens_as_often_as_they_occur(source: Path, tmp_path: Path) -> None:
+    """At once, and with no step taken: the loss of the first step is the text's entropy in bytes."""
+    experiment = replace(tiny(source), unigram_start=True, objective=MDLM(exact_counts=True))
+    corpus = prepare_corpus(experiment, tmp_path / "run", World())
+    run = _run(experiment, corpus, World())
+    ids = corpus.splits["train"].read(0, corpus.splits["train"].tokens)
+    counts = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
+    entropy = -(counts * np.log(counts)).sum()
+    assert run.step()["loss"] == pytest.approx(entropy, rel=0.05)
+    plain = _run(replace(experiment, unigram_start=False), corpus, World())
+    assert plain.step()["loss"] == pytest.approx(math.log(256), rel=0.01)

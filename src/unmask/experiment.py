@@ -17,7 +17,7 @@ import torch
 
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
-from unmask.data.corpus import Corpus, PrepareOptions, prepare
+from unmask.data.corpus import Corpus, PrepareOptions, is_corpus, outdated, prepare
 from unmask.data.encoding import Progress
 from unmask.data.loader import Layout, Loader, Wrapped
 from unmask.evaluation.likelihood import score_rows
@@ -46,7 +46,11 @@ WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Experiment:
-    """`sources` as `unmask prepare` takes them; `evaluate_rows` held-out rows are scored on the way."""
+    """`sources` as `unmask prepare` takes them; `evaluate_rows` held-out rows are scored on the way.
+
+    `unigram_start`: the network begins by predicting each token as often as it occurs, which it would
+    otherwise have to learn first.
+    """
 
     sources: tuple[str, ...] = ("stdlib",)
     tokenizer: str = "bpe:4096"
@@ -56,6 +60,7 @@ class Experiment:
     layout: Layout = Wrapped()
     options: PrepareOptions = PrepareOptions()
     evaluate_rows: int = 64
+    unigram_start: bool = False
 
     def __post_init__(self) -> None:
         if self.layout.length > self.backbone.length:
@@ -126,13 +131,16 @@ def prepare_corpus(
     for name in WITHOUT_EFFECT:
         stated["training"].pop(name)
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    _refuse(folder, before, {**stated, "corpus": (before or {}).get("corpus")})
+    _refuse(folder, _differences(before, {**stated, "corpus": before["corpus"]}) if before else [])
     if world.first:
-        prepare(experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options, progress)
+        request = (experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options)
+        if before is not None and is_corpus(folder / "corpus"):  # which must not be replaced
+            _refuse(folder, [f"{what} has changed since" for what in outdated(*request)])
+        prepare(*request, progress)
     world.barrier()
     corpus = Corpus.open(folder / "corpus")
     stated["corpus"] = corpus.digest
-    _refuse(folder, before, stated)
+    _refuse(folder, _differences(before, stated) if before else [])
     if world.first and before is None:
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps(stated, indent=2), encoding="utf-8")
@@ -178,16 +186,28 @@ def _run(experiment: Experiment, corpus: Corpus, world: World) -> Run:
     training = experiment.training
     torch.manual_seed(training.seed)
     denoise = ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()
+    if experiment.unigram_start:
+        denoise.backbone.expect(_log_frequencies(corpus))
     loader = Loader(corpus.splits["train"], experiment.layout, training.batch_size, training.seed)
     return Run(denoise, experiment.objective, loader, training, world)
 
 
-def _refuse(folder: Path, before: dict[str, Any] | None, stated: dict[str, Any]) -> None:
-    changes = [] if before is None else _differences(before, stated)
+def _log_frequencies(corpus: Corpus) -> torch.Tensor:
+    """log((count + 1)/(total + V)) of each token [V], from 64 stretches of the training text."""
+    text = corpus.splits["train"]
+    counts = torch.ones(corpus.vocab.size, dtype=torch.float64)
+    for part in range(64):
+        first = text.tokens * part // 64
+        ids = text.read(first, min(text.tokens * (part + 1) // 64, first + 16_384))
+        counts += torch.bincount(torch.from_numpy(ids.astype("int64")), minlength=len(counts))
+    return (counts / counts.sum()).log()
+
+
+def _refuse(folder: Path, changes: list[str]) -> None:
     if changes:
         raise ValueError(
             f"{folder} belongs to another experiment: {'; '.join(changes[:5])}."
-            " Take another folder, or go back to the old settings"
+            " Take another folder, or go back to what it was"
         )
 
 

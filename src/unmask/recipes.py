@@ -19,26 +19,28 @@ LINES = PrepareOptions(source=SourceOptions(lines=True))
 
 
 def stdlib_tiny() -> Experiment:
-    """Python's own standard library, a 4 x 256 model: minutes on a laptop, and nothing to download."""
+    """Python's own standard library, a 4 x 192 model: three minutes on two cores, and nothing to download."""
     return Experiment(
         sources=("stdlib",),
         tokenizer="bpe:4096",
         backbone=DiTConfig(
-            width=256, depth=4, heads=4, length=128, dropout=0.0, rotary_base=100.0, local=LocalStart()
+            width=192, depth=4, heads=4, length=128, dropout=0.0, rotary_base=100.0, local=LocalStart()
         ),
         objective=MDLM(exact_counts=True),
+        unigram_start=True,
         layout=Wrapped(128),
         training=Training(
-            steps=300,
-            batch_size=16,
-            optimizer=Muon(),
-            warmup=15,
+            steps=640,
+            batch_size=8,
+            optimizer=Muon(lr=4e-3, rest=AdamW(lr=2e-3)),
+            warmup=32,
             decay=LinearDecay(),
             curriculum=Widening(),
-            ema=0.95,
-            save_every=100,
-            evaluate_every=100,
+            ema=0.97,
+            save_every=160,
+            evaluate_every=160,
         ),
+        evaluate_rows=40,
     )
 
 

@@ -121,3 +121,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert done.err.startswith("unmask: ")
     assert done.err.count("\n") == 1
     assert sentence in done.err
+
+
+def test_texts_of_several_lines_are_told_apart(command: Callable[..., Any], tmp_path: Path) -> None:
+    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0)
+    lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), unmask.Tokenizer.characters("\n"))
+    folder = str(unmask.save(lm, tmp_path / "model"))
+    assert command("sample", folder, "--n", "2", "--length", "1").out.splitlines() == [
+        "─── 1 of 2 " + "─" * 49,
+        "",
+        "",
+        "─── 2 of 2 " + "─" * 49,
+        "",
+        "",
+    ]
+    assert command("sample", folder, "--length", "1").out == "\n\n"

@@ -10,7 +10,7 @@ from unmask.data.tokenizer import Tokenizer
 from unmask.report.history import Curves
 from unmask.report.revealed import _luminance, palette, palette_css
 from unmask.report.samples import split_text
-from unmask.report.wording import amount, cell, duration, with_error
+from unmask.report.wording import amount, cell, with_error
 
 CURVES = Curves((), (), (), (), (), (), 0, (), (), (), ())
 
@@ -58,13 +58,6 @@ def test_numbers_for_people() -> None:
         "12.3 k",
         "7.1 M",
         "3.2 G",
-    ]
-    assert [duration(s) for s in (0.2, 59, 60, 7500, 90_000)] == [
-        "0 s",
-        "59 s",
-        "1 min",
-        "2 h 5 min",
-        "1 d 1 h",
     ]
     assert [cell(v) for v in (None, "x", 2048, 0.123456789)] == ["\u2013", "x", "2,048", "0.12346"]
 

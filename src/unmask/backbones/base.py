@@ -40,3 +40,7 @@ class Backbone(nn.Module):
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] for hidden states [N, width]."""
+
+    @abstractmethod
+    def expect(self, logits: Tensor) -> None:
+        """Begin with these logits [V], such as how often each token occurs, whatever the hidden state."""

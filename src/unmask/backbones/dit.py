@@ -165,6 +165,10 @@ class DiT(Backbone):
         logits: Tensor = self.output(hidden)
         return logits
 
+    @torch.no_grad()
+    def expect(self, logits: Tensor) -> None:
+        self.output.bias.copy_(logits)
+
     def _initialise(self) -> None:
         """Blocks start small, modulation and an untied head at zero: the first prediction is then uniform."""
         for module in self.modules():

@@ -167,5 +167,7 @@ def _show(samples: Samples, as_json: bool) -> None:
     if as_json:
         print_json({"texts": texts, "tokens": tokens, "network_calls": samples.network_calls})
         return
-    for row in texts or [" ".join(map(str, ids)) for ids in tokens]:
-        print(row)
+    rows = texts or [" ".join(map(str, ids)) for ids in tokens]
+    apart = len(rows) > 1 and any("\n" in row for row in rows)  # or nobody sees where a text ends
+    for number, row in enumerate(rows, start=1):
+        print(f"{f'─── {number} of {len(rows)} ':─<60}\n{row}" if apart else row)

@@ -31,7 +31,7 @@ from unmask.data.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from unmask.types import Vocab
 
-__all__ = ["Corpus", "PrepareOptions", "Split", "is_corpus", "join", "prepare"]
+__all__ = ["Corpus", "PrepareOptions", "Split", "is_corpus", "join", "outdated", "prepare"]
 
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
 _OURS = re.compile(r"(train|valid)(-\d{5,}|\.ends)\.bin|tokenizer\.json|manifest\.json")
@@ -114,6 +114,17 @@ def prepare(
         if options.shard is None:
             return _prepare_whole(request, path, progress)
         return _prepare_part(request, path, options.shard, progress)
+
+
+def outdated(
+    sources: Sequence[str], out: str | os.PathLike[str], tokenizer: str, options: PrepareOptions
+) -> list[str]:
+    """What has changed since the corpus `out` was prepared, so that preparing would replace it."""
+    request, manifest = Request.new(sources, tokenizer, options), Manifest.read(Path(out))
+    if request.is_met_by(manifest):
+        return []
+    changed = [f"the text of {source.name}" for source in request.sources if source not in manifest.sources]
+    return changed or ["the tokenizer, the options or the format"]
 
 
 def join(out: str | os.PathLike[str]) -> Corpus:

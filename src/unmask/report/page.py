@@ -16,7 +16,8 @@ from typing import Any
 from unmask.report.contents import Contents
 from unmask.report.drawing import Drawing
 from unmask.report.revealed import palette_css, samples_section
-from unmask.report.wording import MISSING, amount, cell, duration, with_error
+from unmask.report.wording import MISSING, amount, cell, with_error
+from unmask.training.log import duration
 
 
 def page(contents: Contents, drawings: Mapping[str, Drawing]) -> str:

@@ -24,18 +24,6 @@ def amount(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def duration(seconds: float) -> str:
-    """The two largest units: 2 h 5 min."""
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, size in units:
-        if left >= size or (unit == "s" and not parts):
-            parts.append(f"{left // size} {unit}")
-            left %= size
-    return " ".join(parts[:2])
-
-
 def cell(value: float | str | None) -> str:
     """An entry of a table."""
     if value is None:
