@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEMO ?= runs/demo
-FUNCTION := def get(self, name):\n    if<mask:4>:\n        return<mask:3>\n    return<mask>
+FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
 .PHONY: setup demo test test-slow check format clean
 
@@ -19,7 +19,7 @@ demo: $(READY)  ## train on Python's own standard library for three minutes; mea
 	$(BIN)/unmask train stdlib-tiny --out $(DEMO)
 	$(BIN)/unmask eval $(DEMO) $(DEMO)/corpus --rows 120
 	$(BIN)/unmask sample $(DEMO) --n 4 --length 64 --top-p 0.9
-	$(BIN)/unmask infill $(DEMO) "$$(printf '$(FUNCTION)')" --sampler confidence --top-p 0.9
+	$(BIN)/unmask infill $(DEMO) "$$(printf '$(FUNCTION)')" --sampler confidence --top-p 0.9 --n 2
 	$(BIN)/unmask report $(DEMO)
 	@echo "Open the page above in a browser. Every line that starts with $(BIN)/unmask is a command to try."
 

@@ -69,7 +69,7 @@ def test_the_demo(workplace: Path) -> None:
         for command in commands[1:]
     ]
     assert "bits/byte" in outputs[0]
-    assert "def get(self, name):" in outputs[2]
+    assert "def is_even(n):" in outputs[2]
     assert outputs[3].strip() == str(workplace / "runs" / "demo" / "report" / "index.html")
 
 

@@ -90,3 +90,12 @@ def test_seeds_and_epochs_shuffle_differently() -> None:
 def test_a_corpus_shorter_than_a_window_is_refused() -> None:
     with pytest.raises(ValueError, match="7 tokens is shorter than one window of 8"):
         Loader(Stream(7), Wrapped(8), 1)
+
+
+def test_some_rows_lie_evenly_over_the_text() -> None:
+    loader = Loader(Stream(205), Wrapped(10), batch_size=4)
+    total = loader.rows_in_order
+    all_rows = [loader.in_order(i, 1).tokens[0].tolist() for i in range(total)]
+    some = [row for first in (0, 4) for row in loader.in_order(first, 4, of=7).tokens.tolist()]
+    assert some == [all_rows[i * total // 7] for i in range(7)]
+    assert loader.in_order(0, total, of=total).tokens.tolist() == all_rows

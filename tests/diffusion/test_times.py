@@ -15,6 +15,7 @@ from torch import Tensor
 from unmask.diffusion.schedule import AnySchedule, Cosine, FromRate, LinearSigma, LogLinear, Polynomial
 from unmask.diffusion.times import (
     AnyTimes,
+    PartTimes,
     PiecewiseTimes,
     PowerTimes,
     UniformTimes,
@@ -81,7 +82,18 @@ def integral(f: Callable[[Tensor], Tensor], edges: list[float]) -> float:
 
 
 def test_every_kind_of_proposal_is_tested() -> None:
-    assert {type(times) for times in PROPOSALS} == set(get_args(AnyTimes))
+    assert {type(times) for times in PROPOSALS} | {PartTimes} == set(get_args(AnyTimes))
+
+
+def test_a_part_of_the_time_is_a_curriculum_and_no_proposal() -> None:
+    t, importance = PartTimes(0.2, 0.6).warp(midpoints(4))
+    assert t[:, 0].tolist() == pytest.approx([0.25, 0.35, 0.45, 0.55])
+    assert importance[:, 0].tolist() == [1, 1, 1, 1]
+    whole = midpoints(4)
+    assert torch.equal(PartTimes().warp(whole)[0], whole)
+    for low, high in ((0.5, 0.5), (-0.1, 1), (0, 1.1)):
+        with pytest.raises(ValueError, match="0 <= low < high <= 1"):
+            PartTimes(low, high)
 
 
 # Strata

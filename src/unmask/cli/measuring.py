@@ -91,7 +91,7 @@ def evaluate(
             lambada, ag_news, arxiv, pubmed; also ptb:validation or ptb:raw); paper, for all seven; or the
             folder of a prepared corpus, such as RUN/corpus, for its held-out part.
         folder: Where the files of named text sets are; without it they come from the hub.
-        rows: Only so many windows of each text; all, if not given.
+        rows: Only so many windows, spread evenly over each text; all, if not given.
         replicates: Passes over the text, each with fresh times and masks; more make the error smaller.
         precision: Pass as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
         per_document: One document a row, instead of windows of running text.

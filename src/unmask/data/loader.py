@@ -107,9 +107,13 @@ class Loader:
             return self.rows
         return -(-self.stream.tokens // self.layout.length)
 
-    def in_order(self, first: int, count: int) -> Batch:
-        """Rows first, first + 1, ... of the text as it stands, each token once: for evaluation."""
-        row = np.arange(first, min(first + count, self.rows_in_order), dtype=np.int64)
+    def in_order(self, first: int, count: int, of: int | None = None) -> Batch:
+        """Rows first, first + 1, ... of the text as it stands, each token once: for evaluation.
+
+        With `of`, they are numbered among so many rows that lie evenly over the text.
+        """
+        of = self.rows_in_order if of is None else of
+        row = np.arange(first, min(first + count, of), dtype=np.int64) * self.rows_in_order // of
         if isinstance(self.layout, PerDocument):
             return self._read(*self._spans(row, np.zeros_like(row)), 0)
         start = row * self.layout.length

@@ -114,7 +114,7 @@ def score_rows(
     world: World = World(),  # noqa: B008
     report: Callable[[int], None] | None = None,
 ) -> Score:
-    """The score of the first `rows` rows (all, if None) of a text of some size.
+    """The score of `rows` rows (all, if None) that lie evenly over a text of some size.
 
     Each replicate passes over the rows once, a fresh time and masking for each, stratified over a batch;
     the error is that of the mean over replicates, given the text. With `precision` there are more passes
@@ -157,7 +157,7 @@ def _passes(
         # A rank without a batch of its own repeats the last: sharded weights need every rank in every call.
         mine = turn + world.rank
         index = min(mine, len(firsts) - 1)
-        batch = loader.in_order(firsts[index], min(loader.batch_size, wanted - firsts[index]))
+        batch = loader.in_order(firsts[index], loader.batch_size, of=wanted)
         batch = replace(batch, first_row=0, total_rows=None).to(device)
         for place, number in enumerate(numbers):
             nats = nats_by_time(denoise, objective, batch, _generator(seed, number, firsts[index]))

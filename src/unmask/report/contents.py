@@ -28,7 +28,7 @@ class ReportSettings:
     """How much work a report is.
 
     `rows` held-out windows are scored `replicates` times for the headline; the bounds of T-step samplers
-    are taken on the first `sweep_rows` of them, `sweep_replicates` times each. `samples` texts are written
+    are taken on `sweep_rows` windows, `sweep_replicates` times each. `samples` texts are written
     in `steps` steps.
     """
 
