@@ -144,9 +144,10 @@ def pieces(texts: Iterable[str], origin: str) -> Iterator[Piece]:
 def cut(text: str, near: int, within: int) -> int:
     """Where to cut a text: at most `within` before `near`, after a newline or before a word, else there."""
     for pattern in _CUTS:
-        found = deque(pattern.finditer(text, max(0, near - within), near + 1), maxlen=1)
-        if found:
-            return found[0].end()
+        for reach in (within // 256, within // 16, within):  # the last place is looked for, so from near on
+            found = deque(pattern.finditer(text, max(0, near - reach), near + 1), maxlen=1)
+            if found:
+                return found[0].end()
     return near
 
 
