@@ -29,7 +29,8 @@ def write_report(
     from unmask.report.page import page
 
     require_matplotlib()
-    final = Path(os.path.realpath(Path(run) / "report" if out is None else out))
+    folder = Path(run) / "report" if out is None else Path(out)
+    final = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(final)
     contents = gather(Path(run), settings)
     drawings = draw_all(contents)
@@ -45,7 +46,7 @@ def write_report(
         _replace(final, fresh)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return final / PAGE
+    return folder / PAGE
 
 
 def _check_replaceable(path: Path) -> None:

@@ -88,6 +88,13 @@ class Contents:
     provenance: dict[str, Any]
 
     @property
+    def curriculum_ends(self) -> int | None:
+        """The step from which the training loss estimates the bound, if it did not from the start."""
+        training = self.settings.get("training") or {}
+        curriculum = training.get("curriculum")
+        return None if curriculum is None else round(training["steps"] * curriculum["until"])
+
+    @property
     def headline(self) -> dict[str, float | None]:
         """The figures at the top, with the errors of those that are estimates."""
         names = ("bits_per_byte", "nats_per_token", "perplexity")

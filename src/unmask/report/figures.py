@@ -33,7 +33,7 @@ def draw_all(contents: Contents) -> dict[str, Drawing]:
     curves, held_out = contents.curves, contents.held_out or {}
     drawings: list[Drawing] = []
     if curves.step or curves.evaluated_step:
-        drawings.append(_loss(curves))
+        drawings.append(_loss(curves, contents.curriculum_ends))
     if curves.step:
         drawings += _training(curves)
     if held_out.get("by_time"):
@@ -45,7 +45,7 @@ def draw_all(contents: Contents) -> dict[str, Drawing]:
     return {each.name: each for each in drawings}
 
 
-def _loss(curves: Curves) -> Drawing:
+def _loss(curves: Curves, curriculum_ends: int | None) -> Drawing:
     def draw(axes: Axes) -> None:
         if curves.step:
             axes.plot(curves.step, gaps(curves.loss), color=BLUE, alpha=0.4, linewidth=1)
@@ -62,7 +62,12 @@ def _loss(curves: Curves) -> Drawing:
     smooth = [value for value in curves.smoothed() if value is not None]
     return drawing(
         "loss",
-        "Loss: each logged step (faint) and its running mean; held-out text with standard errors.",
+        "Loss: each logged step (faint) and its running mean; held-out text with standard errors."
+        + (
+            f" Up to step {curriculum_ends:,} a curriculum hides other shares of the text than the bound does."
+            if curriculum_ends
+            else ""
+        ),
         "Training loss and held-out nats per token against the step."
         + (f" The running mean ends at {smooth[-1]:.3f} nats." if smooth else ""),
         draw,
