@@ -64,7 +64,7 @@ def _loss(curves: Curves, curriculum_ends: int | None) -> Drawing:
         "loss",
         "Loss: each logged step (faint) and its running mean; held-out text with standard errors."
         + (
-            f" Up to step {curriculum_ends:,} a curriculum hides other shares of the text than the bound does."
+            f" Up to step {curriculum_ends:,} a curriculum hides other shares of text than the bound does."
             if curriculum_ends
             else ""
         ),
