@@ -131,3 +131,29 @@ def test_a_unigram_start_predicts_tokens_as_often_as_they_occur(source: Path, tm
     assert run.step()["loss"] == pytest.approx(entropy, rel=0.05)
     plain = _run(replace(experiment, unigram_start=False), corpus, World())
     assert plain.step()["loss"] == pytest.approx(math.log(256), rel=0.01)
+
+
+def test_a_held_out_part_shorter_than_a_window_is_measured_as_it_is(source: Path, tmp_path: Path) -> None:
+    experiment = tiny(source)
+    long = replace(
+        experiment, layout=Wrapped(512), backbone=replace(experiment.backbone, length=512), evaluate_rows=3
+    )
+    assert carry_out(long, tmp_path / "run", World())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("valid_nats_per_token" in line for line in lines)
+
+
+@pytest.mark.parametrize("contents", ["", "{}", "[]", '{"sources": ["x"]}'])
+def test_a_damaged_experiment_is_named(source: Path, tmp_path: Path, contents: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "experiment.json").write_text(contents)
+    with pytest.raises(ValueError, match=r"experiment\.json is"):
+        carry_out(tiny(source), tmp_path / "run", World())
+
+
+def test_bad_settings_do_not_claim_a_folder() -> None:
+    for change, sentence in (({"seed": -1}, "seed and warmup"), ({"ema": 2.0}, "moving average")):
+        with pytest.raises(ValueError, match=sentence):
+            Training(**change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="evaluate_rows must be at least 1"):
+        Experiment(evaluate_rows=0)

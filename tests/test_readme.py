@@ -44,7 +44,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the demo's run in it, much smaller, and with texts of one's own."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "my_texts").mkdir()
-    shutil.copy(ROOT / "README.md", folder)
+    shutil.copy(ROOT / "CONTRIBUTING.md", folder)
     shutil.copy(ROOT / "CONTRIBUTING.md", folder / "my_texts" / "one.txt")
     shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
     trained = run(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)

@@ -67,6 +67,8 @@ class Experiment:
             raise ValueError(
                 f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.length}"
             )
+        if self.evaluate_rows < 1:
+            raise ValueError(f"evaluate_rows must be at least 1; got {self.evaluate_rows}")
         causal = isinstance(self.objective, Autoregression)
         if self.backbone.causal != causal:
             raise ValueError(
@@ -130,8 +132,9 @@ def prepare_corpus(
     stated = to_json(experiment)
     for name in WITHOUT_EFFECT:
         stated["training"].pop(name)
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    _refuse(folder, _differences(before, {**stated, "corpus": before["corpus"]}) if before else [])
+    before = _stated(path) if path.exists() else None
+    if before is not None:
+        _refuse(folder, _differences(before, {**stated, "corpus": before["corpus"]}))
     if world.first:
         request = (experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options)
         if before is not None and is_corpus(folder / "corpus"):  # which must not be replaced
@@ -140,7 +143,8 @@ def prepare_corpus(
     world.barrier()
     corpus = Corpus.open(folder / "corpus")
     stated["corpus"] = corpus.digest
-    _refuse(folder, _differences(before, stated) if before else [])
+    if before is not None:
+        _refuse(folder, _differences(before, stated))
     if world.first and before is None:
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps(stated, indent=2), encoding="utf-8")
@@ -154,7 +158,7 @@ def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
     path = folder / "experiment.json"
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of a run: it has no {path.name}")
-    stated = json.loads(path.read_text(encoding="utf-8"))
+    stated = _stated(path)
     stated.pop("corpus")
     experiment: Experiment = from_json(Experiment, stated, str(path))
     newest, _ = checkpoint.newest(folder)
@@ -203,6 +207,17 @@ def _log_frequencies(corpus: Corpus) -> torch.Tensor:
     return (counts / counts.sum()).log()
 
 
+def _stated(path: Path) -> dict[str, Any]:
+    """What a run's folder says it is."""
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(stated, dict) or not isinstance(stated.get("corpus"), str):
+        raise ValueError(f"{path} is not what a run writes there: it does not say which corpus was used")
+    return stated
+
+
 def _refuse(folder: Path, changes: list[str]) -> None:
     if changes:
         raise ValueError(
@@ -225,13 +240,14 @@ def _evaluate(experiment: Experiment, corpus: Corpus, run: Run) -> dict[str, flo
     if "valid" not in corpus.splits:
         return {}
     split = corpus.splits["valid"]
-    loader = Loader(split, experiment.layout, batch_size=min(AT_ONCE, experiment.evaluate_rows))
+    layout = replace(experiment.layout, length=min(experiment.layout.length, split.tokens))
+    loader = Loader(split, layout, batch_size=min(AT_ONCE, experiment.evaluate_rows))
     with torch.no_grad():
         score = score_rows(
             run.denoise,
             experiment.objective,
             loader,
-            split.text,
+            None,
             experiment.evaluate_rows,
             replicates=4,
             seed=0,

@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from unmask.data.corpus import Corpus, PrepareOptions, Split, is_corpus, prepare
 from unmask.data.loader import Layout, Loader, PerDocument, Wrapped
+from unmask.data.textsize import TextSize, counts
+from unmask.data.tokenizer import Tokenizer
 from unmask.evaluation.generative import Generated, measure
 from unmask.evaluation.judge import Judge
 from unmask.evaluation.likelihood import score_rows
@@ -32,6 +36,12 @@ class Effort:
     precision: float | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"rows must be at least 1; got {self.rows}")
+        if self.seed < 0:
+            raise ValueError(f"a seed must be 0 or above; got {self.seed}")
+
 
 def evaluate(
     lm: LanguageModel,
@@ -51,7 +61,7 @@ def evaluate(
             lm.denoise,
             lm.objective,
             loader,
-            text.text,
+            _size_of(lm.tokenizer, text, loader, effort.rows),
             effort.rows,
             effort.replicates,
             effort.seed,
@@ -59,6 +69,22 @@ def evaluate(
             lm.world,
             report,
         )
+
+
+def _size_of(tokenizer: Tokenizer | None, text: Split, loader: Loader, rows: int | None) -> TextSize:
+    """The size of the rows that are scored; of some of them only, what their tokens stand for is counted."""
+    if tokenizer is None or rows is None or rows >= loader.rows_in_order:
+        return text.text
+    size = TextSize()
+    for start, stop in np.stack(loader.spans_in_order(0, rows, of=rows), 1).tolist():
+        ids = text.read(start, stop)
+        last = text.ends[
+            np.searchsorted(text.ends, start, "right") : np.searchsorted(text.ends, stop, "right")
+        ]
+        last = last - 1 - start  # where documents end, with a separator that is no text
+        kept = np.delete(ids, last[ids[last] == tokenizer.separator])
+        size += TextSize(*counts(tokenizer.decode(kept.tolist()), ends=False))
+    return size
 
 
 def prepared(lm: LanguageModel, text: FetchedSet, scratch: Path) -> Corpus:
@@ -106,7 +132,7 @@ def evaluate_set(
     score = evaluate(lm, corpus, split.record.name, layout_of(lm, corpus, per_document), effort, report)
     if text.words is None or score.size is None:
         return score
-    share = score.tokens / split.tokens
+    share = score.size.bytes / split.text.bytes
     return replace(score, size=replace(score.size, words=round(text.words * share)))
 
 

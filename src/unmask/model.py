@@ -313,7 +313,7 @@ class LanguageModel:
             if not ids:
                 raise ValueError(f"text {number} is empty: there is nothing to score")
             self.vocab.check(torch.tensor(ids), data=True)
-            sized.append((ids, TextSize.of(text) if isinstance(text, str) else None))
+            sized.append((ids, TextSize.of(text) if isinstance(text, str) and self.tokenizer else None))
         if not sized:
             raise ValueError("there are no texts to score")
         with self.inference():

@@ -62,6 +62,45 @@ def test_eval_is_a_table(alphabet: str, command: Callable[..., Any], tmp_path: P
     assert per_document["texts"][0]["tokens"] < text["tokens"]  # empty lines are no documents
 
 
+def test_some_rows_stand_for_the_text_that_they_are(
+    alphabet: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Not for their share of a text that is alike throughout: here it begins with short words."""
+    (tmp_path / "one.txt").write_text("a\n" * 100 + "abc" * 100)
+    found = json.loads(command("eval", alphabet, str(tmp_path / "one.txt"), "--rows", "4", "--json").out)
+    (text,) = found["texts"]
+    assert text["tokens"] == text["bytes"] == 64  # one byte a token, and no separator among these rows
+    assert text["words"] == 2 * 16 + 2 * 1  # two rows of a-and-newline, two of one long word each
+
+
+def test_what_cannot_be_measured_is_told_first(
+    alphabet: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "one.txt").write_text(TEXT)
+    text = str(tmp_path / "one.txt")
+    for arguments, sentence in (
+        (("eval", alphabet, text, "--rows", "0"), "rows must be at least 1; got 0"),
+        (("eval", alphabet, text, "--seed", "-1"), "a seed must be 0 or above"),
+        (("eval", alphabet, text, "--out", str(tmp_path)), "is a folder"),
+        (("eval", alphabet, text, "--out", f"{text}/x.json"), "cannot be written"),
+        (("judge", alphabet, "--steps"), "at least one value"),
+    ):
+        done = command(*arguments)
+        assert (done.code, done.out) == (2, ""), arguments
+        assert sentence in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.txt"]
+
+
+def test_a_precision_that_is_not_reached_is_said(folder: str, command: Callable[..., Any]) -> None:
+    model = unmask.load(folder)
+    for parameter in model.denoise.parameters():
+        parameter.data.normal_(std=0.3)
+    unmask.save(model, f"{folder}-random", overwrite=True)
+    done = command("score", f"{folder}-random", "abc abc", "--precision", "0.00001")
+    assert "and not the 0.00% asked for" in done.err
+    assert "nats/token" in done.out
+
+
 def test_eval_of_known_sets(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:
     """By name, from a folder; words are counted as the set is distributed."""
     (tmp_path / "ptb").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,14 +79,37 @@ def publish(
     from unmask.provenance import made_by
 
     whole = {**figures, "made_by": made_by(seed, data, model)}
+    if as_json:
+        print_json(whole)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         fresh = out.with_name(f".{out.name}.writing")
-        fresh.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(fresh, out)
-    if as_json:
-        print_json(whole)
+        try:
+            fresh.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(fresh, out)
+        finally:
+            fresh.unlink(missing_ok=True)
     return as_json
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse a place that cannot be written before hours of work, not after."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; --out names the file that figures are written to")
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ValueError(f"{out} cannot be written: {nearest} is not a folder that may be written to")
+
+
+def check_precision(name: str, reached: float, asked: float | None) -> None:
+    """Say it if the error (as a share) is well above what was asked for."""
+    if asked is not None and reached > 1.5 * asked:
+        print(
+            f"unmask: {name} has a standard error of {reached:.2%} and not the {asked:.2%} asked for",
+            file=sys.stderr,
+        )
 
 
 def print_json(value: dict[str, Any]) -> None:

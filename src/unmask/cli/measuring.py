@@ -8,7 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from unmask.cli.arguments import Json, Model, Number, Out, Texts, model_digest, publish, shared_model
+from unmask.cli.arguments import (
+    Json,
+    Model,
+    Number,
+    Out,
+    Texts,
+    check_out,
+    check_precision,
+    model_digest,
+    publish,
+    shared_model,
+)
 from unmask.cli.table import plus_minus, print_table
 from unmask.cli.writing import SamplerName, Writing
 
@@ -44,12 +55,15 @@ def score(
         precision: Draw as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
         seed: Of the maskings.
     """
+    check_out(out)
     with shared_model(model) as (lm, speaks):
         result = lm.score(list(texts), draws=draws, precision=precision, seed=seed)
         digest = model_digest(model)
     if not speaks:
         return
     figures = [{"text": t, **each.figures()} for t, each in zip(texts, result.each, strict=True)]
+    for text, each in zip(texts, result.each, strict=True):
+        check_precision(repr(text), each.standard_error / each.nats_per_token, precision)
     if publish({"scores": figures}, seed, {}, digest, out, as_json):
         return
     for each, text in zip(result.each, texts, strict=True):
@@ -104,6 +118,7 @@ def evaluate(
     from unmask.data.sources import SourceOptions
     from unmask.measurement import Effort, evaluate_set, layout_of, prepared, rows_of
 
+    check_out(out)
     effort = Effort(rows, replicates, precision, seed)
     measured: list[tuple[FetchedSet, Corpus, Score]] = []
     with ExitStack() as stack:
@@ -112,7 +127,9 @@ def evaluate(
         lm, speaks = stack.enter_context(shared_model(model))
         corpora = [prepared(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
-            total = rows_of(corpus, layout_of(lm, corpus, per_document), effort)
+            total = (
+                rows_of(corpus, layout_of(lm, corpus, per_document), effort) if precision is None else None
+            )
             with progress(text.name, total, "rows", quiet=as_json or not speaks) as report:
                 result = evaluate_set(lm, text, corpus, per_document, effort, report)
             measured.append((text, corpus, result))
@@ -123,6 +140,8 @@ def evaluate(
             {"name": t.name, "origin": t.origin, "per_word": t.per_word, "data": c.digest, **s.figures()}
             for t, c, s in measured
         ]
+        for text, _, s in measured:
+            check_precision(text.name, s.standard_error / s.nats_per_token, precision)
         if not publish({"texts": figures, "missing": missing}, seed, identities, digest, out, as_json):
             _print_scores(measured)
     for sentence in missing.values():
@@ -171,6 +190,9 @@ def judge(
     from unmask.evaluation.judge import CausalJudge
     from unmask.measurement import Contestant, judge_samples, judged_figures
 
+    if not samplers or not steps:
+        raise ValueError("--samplers and --steps need at least one value each")
+    check_out(out)
     measured: list[Generated] = []
     with shared_model(model) as (lm, speaks):
         contestants: dict[str, Contestant] = {}

@@ -112,12 +112,16 @@ class Loader:
 
         With `of`, they are numbered among so many rows that lie evenly over the text.
         """
+        return self._read(*self.spans_in_order(first, count, of), 0)
+
+    def spans_in_order(self, first: int, count: int, of: int | None = None) -> tuple[Numbers, Numbers]:
+        """Where the rows of `in_order` begin and end in the stream."""
         of = self.rows_in_order if of is None else of
         row = np.arange(first, min(first + count, of), dtype=np.int64) * self.rows_in_order // of
         if isinstance(self.layout, PerDocument):
-            return self._read(*self._spans(row, np.zeros_like(row)), 0)
+            return self._spans(row, np.zeros_like(row))
         start = row * self.layout.length
-        return self._read(start, np.minimum(start + self.layout.length, self.stream.tokens), 0)
+        return start, np.minimum(start + self.layout.length, self.stream.tokens)
 
     def _read(self, start: Numbers, stop: Numbers, first: int) -> Batch:
         length = self.layout.length

@@ -27,10 +27,6 @@ class TextSize:
             self.bytes + other.bytes, self.characters + other.characters, self.words + other.words
         )
 
-    def scaled(self, share: float) -> TextSize:
-        """The size of a share of the text, if all of it is alike."""
-        return TextSize(round(self.bytes * share), round(self.characters * share), round(self.words * share))
-
 
 def counts(text: str, ends: bool) -> tuple[int, int, int]:
     """Bytes, characters and words of a piece of text, which `ends` a document or not."""

@@ -20,6 +20,7 @@ from unmask.data.loader import Loader
 from unmask.data.textsize import TextSize
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.diffusion.process import LeftToRight
+from unmask.diffusion.times import PartTimes, UniformTimes
 from unmask.evaluation.score import CELLS, Score, total
 from unmask.objectives import MDLM
 from unmask.objectives.base import MaskedObjective, Objective
@@ -30,6 +31,8 @@ REPLICATES = 8
 """Independent stratified estimates of each text, from whose spread the standard error comes."""
 MOST_ROWS = 64
 """Maskings of one text that share a network call."""
+MARGIN = 1.5
+"""By how much more is drawn than an error that is itself not well known asks for."""
 MOST_PASSES = 1024
 """Where the search for a requested precision ends."""
 
@@ -60,7 +63,7 @@ def score_ids(
         for replicate in range(len(estimates)):
             for first in range(0, rows, MOST_ROWS):
                 batch = Batch(line.expand(min(MOST_ROWS, rows - first), -1), first_row=first, total_rows=rows)
-                generator = _generator(seed, text, number, replicate)
+                generator = _generator(seed, text, number, replicate, rows)
                 estimates[replicate] += nats_by_time(denoise, objective, batch, generator) / rows
         scores.append(_score(estimates, len(window), None))
     return replace(total(scores), size=size, each=())
@@ -77,8 +80,8 @@ def score_texts(
 ) -> Score:
     """The score of texts, each given as ids and size; the ranks take turns.
 
-    With `precision`, each text is drawn more often until its standard error is below that share of its
-    nats.
+    With `precision`, the first draws only say how many more it takes for a standard error of about that
+    share of the nats; they are then drawn afresh, so that the error that is told is not one that was chosen.
     """
     _check_precision(precision)
     # A line for each text: nats and variance, of all and of each part of the time.
@@ -86,10 +89,9 @@ def score_texts(
     for number in range(world.rank, len(texts), world.size):
         ids, size = texts[number]
         score = score_ids(denoise, objective, ids, size, draws, seed, number)
-        wanted = draws
-        while (factor := _more(score, precision)) > 1 and wanted < MOST_PASSES * REPLICATES:
-            wanted = math.ceil(wanted * factor)
-            score = score_ids(denoise, objective, ids, size, wanted, seed, number)
+        if (factor := _more(score, precision)) > 1:
+            wanted = min(MOST_PASSES * REPLICATES, math.ceil(draws * factor * MARGIN))
+            score = score_ids(denoise, objective, ids, size, max(draws + 1, wanted), seed, number)
         lines[number, :, 0] = score.nats, score.variance
         if score.cells:
             lines[number, :, 1:] = score.cells, score.cell_variances
@@ -114,7 +116,7 @@ def score_rows(
     world: World = World(),  # noqa: B008
     report: Callable[[int], None] | None = None,
 ) -> Score:
-    """The score of `rows` rows (all, if None) that lie evenly over a text of some size.
+    """The score of `rows` rows (all, if None) that lie evenly over a text; `size` is that of these rows.
 
     Each replicate passes over the rows once, a fresh time and masking for each, stratified over a batch;
     the error is that of the mean over replicates, given the text. With `precision` there are more passes
@@ -133,9 +135,9 @@ def score_rows(
         sums, tokens = _passes(denoise, objective, loader, firsts, wanted, numbers, seed, world, report)
         passes = np.concatenate([passes, sums])
         score = _score(passes, tokens, None)
-        needed = min(MOST_PASSES, math.ceil(len(passes) * _more(score, precision)))
-    share = tokens / loader.stream.tokens
-    return replace(score, size=None if size is None else size.scaled(share))
+        # At most four times as many at once: the error of few passes is itself not well known.
+        needed = min(MOST_PASSES, math.ceil(len(passes) * min(4.0, _more(score, precision))))
+    return replace(score, size=size)
 
 
 def _passes(
@@ -185,8 +187,13 @@ class Clock(Around):
 
 
 def steadiest(denoise: Denoise, objective: Objective) -> Objective:
-    """The same bound from draws of exact counts, where that is allowed: far less noise for short texts."""
-    if not isinstance(objective, MaskedObjective) or objective.reads_alpha or not denoise.timeless:
+    """The bound itself, which a part of the times is not; and from draws of exact counts, where that is
+    allowed: far less noise for short texts."""
+    if not isinstance(objective, MaskedObjective):
+        return objective
+    if isinstance(objective.times, PartTimes):
+        objective = replace(objective, times=UniformTimes())
+    if objective.reads_alpha or not denoise.timeless:
         return objective
     if isinstance(objective, MDLM) and objective.steps is not None:
         return objective
@@ -202,7 +209,8 @@ def nats_by_time(
     if not bool(nats.isfinite().all()):
         raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
     assert clock.t is not None
-    cell = (clock.t * CELLS).long().clamp(max=CELLS - 1).expand(nats.shape)
+    # A step that ends at t stands for the time before it, so a cell has its upper end and not its lower.
+    cell = ((clock.t * CELLS).ceil().long() - 1).clamp(0, CELLS - 1).expand(nats.shape)
     sums = torch.zeros(CELLS, dtype=torch.float64, device=nats.device)
     return sums.index_add(0, cell.flatten(), nats.flatten()).cpu().numpy()
 
@@ -224,11 +232,10 @@ def _score(estimates: NDArray[np.float64], tokens: int, size: TextSize | None) -
 
 
 def _more(score: Score, precision: float | None) -> float:
-    """By what factor the draws must grow for the asked precision: at most four at a time, as the error of
-    few draws is itself not well known."""
+    """By what factor the draws must grow for the asked precision."""
     if precision is None or score.variance == 0:
         return 1.0
-    return min(4.0, score.variance / (precision * score.nats) ** 2)
+    return score.variance / (precision * score.nats) ** 2
 
 
 def _check_precision(precision: float | None) -> None:

@@ -66,6 +66,11 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
 def model_folder(folder: str | os.PathLike[str]) -> Path:
     """The folder itself, or the model in it if it is a run's."""
     path = Path(folder)
+    if (path / "experiment.json").exists() and not (path / "model").exists() and not (path / CONFIG).exists():
+        raise ValueError(
+            f"{path} is a run that has no model yet; `unmask export {path} OUT` writes one from its newest"
+            " checkpoint"
+        )
     return path / "model" if (path / "model" / CONFIG).exists() and not (path / CONFIG).exists() else path
 
 

@@ -60,7 +60,7 @@ def step_bounds(
 
     def bound(T: int | None, less: float) -> Bound:  # noqa: N803
         objective = _in_steps(lm.objective, T)
-        score = score_rows(Discount(lm.denoise, less), objective, loader, text.text, rows, replicates, seed)
+        score = score_rows(Discount(lm.denoise, less), objective, loader, None, rows, replicates, seed)
         return _bound(T, score.nats_per_token + less, score.standard_error)
 
     limit: tuple[int | None, ...] = () if isinstance(lm.objective, UniformDiffusion) else (None,)

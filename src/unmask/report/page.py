@@ -100,7 +100,7 @@ def _headline(contents: Contents) -> str:
             f"On {held_out['tokens']:,} held-out tokens."
             " ± is the standard error from the draws of times and masks, given this text."
         )
-        if not held_out["standard_error"]:
+        if not held_out.get("by_time"):  # a likelihood that is not spread over times is no estimate
             note = f"On {held_out['tokens']:,} held-out tokens; exact, as the model is autoregressive."
     return _section(
         "figures",

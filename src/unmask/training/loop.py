@@ -89,6 +89,10 @@ class Training:
             raise ValueError(f"microbatch must be at least 1; got {self.microbatch}")
         if not 0 <= self.random_length <= 1:
             raise ValueError(f"random_length is a share of the steps, in [0, 1]; got {self.random_length}")
+        if self.seed < 0 or self.warmup < 0:
+            raise ValueError(f"seed and warmup must be 0 or above; got {self.seed} and {self.warmup}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema, the decay of the moving average, must be in [0, 1); got {self.ema}")
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0; got {self.clip}")
 
@@ -97,14 +101,16 @@ class Training:
 class State:
     """The numbers of a run beside its tensors.
 
-    `flops` are those of all matrix products, on all ranks; between the steps that are counted, a token's
-    gradients and an update (Muon multiplies matrices, too) cost what they did in the last of these.
+    `bf16` is what was measured or asked for when the run began: it must not change with the clock. `flops`
+    are those of all matrix products, on all ranks; between the steps that are counted, a token's gradients
+    and an update (Muon multiplies matrices, too) cost what they did in the last of these.
     """
 
     step: int = 0
     tokens: int = 0
     skipped: int = 0
     bad_in_a_row: int = 0
+    bf16: bool = False
     flops: float = 0.0
     flops_per_token: float = 0.0
     flops_per_update: float = 0.0
@@ -128,7 +134,10 @@ class Run:
         self.ema = Ema(self.denoise, settings.ema)  # of sharded weights, if they now are
         self.optimizers: list[Optimizer] = settings.optimizer.build(self.denoise)
         self.state = State()
-        self.bf16 = good_at_bf16(world.device) if settings.bf16 is None else settings.bf16
+        if settings.bf16 is None:  # the first rank measures for all
+            self.state.bf16 = world.any(world.first and good_at_bf16(world.device))
+        else:
+            self.state.bf16 = settings.bf16
 
     def step(self) -> dict[str, float]:
         """One step of the optimizer, or none if anything is not finite; what there is to log."""
@@ -172,7 +181,7 @@ class Run:
     def _gradients(self) -> tuple[float, float]:
         """Sum the nats of this rank's rows, leaving their gradients; the sum and the tokens counted."""
         step, settings = self.state.step, self.settings
-        torch.manual_seed(_seed(settings.seed, step, self.world.rank))  # dropout
+        torch.manual_seed(_seed(settings.seed, step, self.world.rank, 1))  # dropout, and nothing else
         objective, curriculum = self.objective, settings.curriculum
         if curriculum is not None:
             objective = curriculum.applied(objective, step / settings.steps)
@@ -184,7 +193,7 @@ class Run:
             batch = self._cropped(batch, step).to(self.world.device)
             generator = torch.Generator().manual_seed(_seed(settings.seed, step))
             with self.through.gathering(last=number == len(pieces) - 1):
-                with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
+                with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.state.bf16):
                     total = objective.token_nll(self.through, batch, generator).sum()
                 torch.autograd.backward(total if count else 0 * total)
             if count:
@@ -229,7 +238,7 @@ def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, flo
     `evaluate` is called with the averaged weights in place.
     """
     settings, world, state = run.settings, run.world, run.state
-    pace = Pace(world, run.bf16, state.tokens, state.flops)
+    pace = Pace(world, run.state.bf16, state.tokens, state.flops)
     log.say(f"matrix products run at {pace.peak / 1e9:,.0f} GFLOP/s here")
     run.denoise.train()
     with _signals() as asked, _enough_memory(run, folder):
