@@ -24,7 +24,9 @@ def process(folder: Path, ranks: int = 1, **wishes: Any) -> subprocess.Completed
 
 
 def run(folder: Path, ranks: int = 1, **wishes: Any) -> int:
-    return process(folder, ranks, **wishes).returncode
+    done = process(folder, ranks, **wishes)
+    print(done.stderr)  # which a failing test then shows
+    return done.returncode
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
