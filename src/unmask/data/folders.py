@@ -14,6 +14,8 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
+_OLD = "-old"
+
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[bool]:
@@ -35,15 +37,14 @@ def exclusive(path: Path) -> Iterator[bool]:
 def replacing(path: Path, alone: bool) -> Iterator[Path]:
     """A fresh folder beside `path` that takes its place at the end; after an error nothing is left of it.
 
-    What earlier runs left when they were killed is removed if this one is `alone` (see `exclusive`).
+    What earlier runs left when they were killed is removed if this one is `alone` (see `exclusive`); the old
+    folder, if one was killed just when it had moved it away, comes back first.
     """
     prefix = f".{path.name}.tmp-"
     if alone:
-        for entry in path.parent.iterdir():
-            if entry.name.startswith(prefix):
-                shutil.rmtree(entry, ignore_errors=True)
+        _clear(path, prefix)
     fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-    old = fresh.with_name(f"{fresh.name}-old")
+    old = fresh.with_name(fresh.name + _OLD)
     try:
         fresh.chmod(0o755)  # mkdtemp makes it for the owner only
         yield fresh
@@ -84,6 +85,15 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _clear(path: Path, prefix: str) -> None:
+    left = [entry for entry in path.parent.iterdir() if entry.name.startswith(prefix)]
+    for entry in left:
+        if entry.name.endswith(_OLD) and not path.exists():
+            entry.rename(path)
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _make_folder(path: Path) -> None:

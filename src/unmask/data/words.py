@@ -7,6 +7,7 @@ stood. Here each word is looked up, and only new ones go to the library.
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -52,21 +53,17 @@ class WordLookup:
         self._known: dict[str, bytes] = {}
 
     def encode(self, texts: Sequence[str], dtype: Unsigned) -> list[Ids]:
-        """The ids of each text."""
-        return [self._encode(words(text), dtype) for text in texts]
-
-    def _encode(self, parts: list[str], dtype: Unsigned) -> Ids:
+        """The ids of each text. New words of all texts go to the library at once, so that it uses all cores."""
         if len(self._known) > REMEMBERED:
             self._known.clear()
-        new = [word for word in set(parts) if word not in self._known]
+        parted = [words(text) for text in texts]
+        new = list(set().union(*parted).difference(self._known))
         encodings = self._inner.encode_batch_fast(new, add_special_tokens=False)
-        found = {
-            word: np.array(encoding.ids, dtype).tobytes()
-            for word, encoding in zip(new, encodings, strict=True)
-        }
-        self._known.update(found)
-        ids = np.frombuffer(b"".join(map(self._known.__getitem__, parts)), dtype)
-        for word in found:
+        for word, encoding in zip(new, encodings, strict=True):
+            self._known[word] = array(dtype.char, encoding.ids).tobytes()
+        known = self._known.__getitem__
+        ids = [np.frombuffer(b"".join(map(known, parts)), dtype) for parts in parted]
+        for word in new:
             if len(word) > LONGEST:
                 del self._known[word]
         return ids

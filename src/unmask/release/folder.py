@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unmask.config import from_json, to_json
-from unmask.data.folders import sync
+from unmask.data.folders import exclusive, replacing
 from unmask.data.tokenizer import Tokenizer
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.release import mdlm
@@ -98,26 +97,9 @@ def save(
         raise ValueError(
             f"{path} also holds {sorted(foreign)[0]}, which is not the model's; it is left as it is"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
+    with exclusive(path) as alone, replacing(path, alone) as fresh:
         _write(model, fresh, published, facts)
         _keep_card(path, fresh)
-        for entry in [*fresh.iterdir(), fresh]:
-            sync(entry)
-        if path.exists():
-            old = fresh.with_name(fresh.name + "-old")
-            path.rename(old)
-            try:
-                fresh.rename(path)
-            except BaseException:
-                old.rename(path)
-                raise
-            shutil.rmtree(old)
-        else:
-            fresh.rename(path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return path
 
 
@@ -131,7 +113,6 @@ def _is_model(path: Path) -> bool:
 
 
 def _write(model: LanguageModel, folder: Path, published: bool, facts: Facts | None) -> None:
-    folder.chmod(0o755)
     if published:
         config, weights = mdlm.publish(model)
     else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
+from unmask.data.folders import exclusive, replacing
 from unmask.report.contents import ReportSettings, gather
 
 __all__ = ["ReportSettings", "write_report"]
@@ -34,18 +34,12 @@ def write_report(
     _check_replaceable(final)
     contents = gather(Path(run), settings)
     drawings = draw_all(contents)
-    fresh = final.with_name(f".{final.name}.writing")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
+    with exclusive(final) as alone, replacing(final, alone) as fresh:
         (fresh / PAGE).write_text(page(contents, drawings), encoding="utf-8")
         data = json.dumps(contents.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
         (fresh / FIGURES).write_text(data + "\n", encoding="utf-8")
         for drawing in drawings.values():
             (fresh / f"{drawing.name}.png").write_bytes(drawing.png)
-        _replace(final, fresh)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return folder / PAGE
 
 
@@ -61,19 +55,3 @@ def _check_replaceable(path: Path) -> None:
     if foreign or not (path / FIGURES).is_file():
         what = f"holds {min(foreign)}" if foreign else f"has no {FIGURES}"
         raise ValueError(f"{path} is not a report ({what}), and is left as it is; choose another folder")
-
-
-def _replace(final: Path, fresh: Path) -> None:
-    """The new folder in the place of the old one, which comes back if that fails."""
-    if not final.exists():
-        fresh.rename(final)
-        return
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    final.rename(old)
-    try:
-        fresh.rename(final)
-    except BaseException:
-        old.rename(final)
-        raise
-    shutil.rmtree(old)
