@@ -9,9 +9,11 @@ import pytest
 from unmask.data.folders import exclusive, replacing
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, error: BaseException | None = None) -> None:
     with exclusive(path) as alone, replacing(path, alone) as fresh:
         (fresh / "text").write_text(text)
+        if error is not None:
+            raise error
 
 
 def test_the_new_folder_takes_the_place_of_the_old_one_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -24,9 +26,8 @@ def test_the_new_folder_takes_the_place_of_the_old_one_and_nothing_else_is_left(
 def test_an_error_leaves_the_old_folder_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "it"
     _write(path, "old")
-    with pytest.raises(KeyboardInterrupt), exclusive(path) as alone, replacing(path, alone) as fresh:
-        (fresh / "text").write_text("new")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        _write(path, "new", KeyboardInterrupt())
     assert (path / "text").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["it"]
 
@@ -36,7 +37,7 @@ def test_a_folder_that_was_moved_away_by_a_killed_process_comes_back(tmp_path: P
     _write(path, "old")
     path.rename(tmp_path / ".it.tmp-1-old")  # here it was killed, before the fresh one took its place
     (tmp_path / ".it.tmp-1").mkdir()
-    with pytest.raises(KeyboardInterrupt), exclusive(path) as alone, replacing(path, alone):
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        _write(path, "new", KeyboardInterrupt())
     assert (path / "text").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["it"]

@@ -53,7 +53,7 @@ class WordLookup:
         self._known: dict[str, bytes] = {}
 
     def encode(self, texts: Sequence[str], dtype: Unsigned) -> list[Ids]:
-        """The ids of each text. New words of all texts go to the library at once, so that it uses all cores."""
+        """The ids of each text. The new words of all texts go to the library at once: it uses all cores."""
         if len(self._known) > REMEMBERED:
             self._known.clear()
         parted = [words(text) for text in texts]
