@@ -24,7 +24,7 @@ from unmask.diffusion.times import levels
 from unmask.objectives.base import Objective
 from unmask.sampling.base import Sampler
 from unmask.sampling.canvas import Canvas
-from unmask.types import Vocab
+from unmask.types import Each, Vocab
 
 CLEAN, LENGTH, MASK = 3, 3, 3
 VOCAB = Vocab(size=4, mask=MASK)
@@ -56,7 +56,9 @@ class Table:
     def timeless(self) -> bool:
         return bool((self.drift == 0).all()) and not self.objective.reads_alpha
 
-    def __call__(self, z: Tensor, t: Tensor, rows: Any, **context: Any) -> Tensor:
+    def __call__(
+        self, z: Tensor, t: Tensor, rows: Any, *, each: Each | None = None, **context: Any
+    ) -> Tensor:
         assert t.shape == (len(z), 1)
         number = (z * torch.tensor([16, 4, 1])).sum(1)
         logits = self.logits[number] + t[:, :, None] * self.drift[number]
@@ -64,7 +66,8 @@ class Table:
         if isinstance(self.process, Masking):
             alpha = self.process.schedule.alpha(t)
         masked_alpha = torch.where(z == MASK, alpha.expand(z.shape), 0)
-        return self.objective.read(logits[rows], masked_alpha[rows][:, None], self.vocab)
+        log_x = self.objective.read(logits[rows], masked_alpha[rows][:, None], self.vocab)
+        return log_x if each is None else each(log_x, slice(None))
 
 
 def random_table(objective: Objective, seed: int = 0, drift: float = 1.0) -> Table:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unmask.backbones.base import Backbone
 from unmask.backbones.dit import DiTConfig
+from unmask.backbones.head import in_parts
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
@@ -20,10 +21,11 @@ from unmask.diffusion.process import LeftToRight, Masking, Process
 from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
 from unmask.objectives import AnyObjective
+from unmask.objectives.reading import Reading
 from unmask.sampling import Ancestral, AnySampler, Autoregressive, UniformAncestral
 from unmask.sampling.base import Counted
 from unmask.sampling.canvas import Canvas, Template, blank, from_template
-from unmask.types import LogX, Rows, Times, Tokens, Vocab
+from unmask.types import Each, Rows, Times, Tokens, Vocab
 from unmask.world import World
 
 
@@ -93,16 +95,20 @@ class Denoiser(nn.Module):
         """The longest sequence the network takes."""
         return self.backbone.max_length
 
-    def forward(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
-        """log_x [N, V] at the asked rows of z [B, L], at times t [B, 1] or [B, L]."""
+    def forward(self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any) -> Tensor:
+        """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
         self._check(z, t, rows)
-        hidden = self.backbone.encode(z, self._told(t), **context)
-        logits = self.backbone.head(hidden[rows])
-        log_x = self.objective.read(logits, self._visible_share(z, t, rows), self.vocab)
+        hidden = self.backbone.encode(z, self._told(t), rows, **context)
+        alpha = self._visible_share(z, t, rows)
+        if each is None:
+            said = self.objective.read(self.backbone.head(hidden), alpha, self.vocab)
+        else:
+            head, reading = self.backbone.output, Reading(self.objective, alpha, self.vocab, each)
+            said = in_parts(hidden, head.weight, head.bias, reading)
         # In training the loop looks at the loss itself, and skips the step.
-        if not self.training and bool(log_x.isnan().any()):
+        if not self.training and bool(said.isnan().any()):
             raise ValueError("the network's log-probabilities are NaN; its weights are damaged")
-        return log_x
+        return said
 
     def _told(self, t: Times) -> Tensor:
         process = self.process
@@ -114,7 +120,7 @@ class Denoiser(nn.Module):
         """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
         process = self.process
         if isinstance(process, LeftToRight):
-            return torch.zeros(1, 1, device=z.device)
+            return torch.zeros_like(z[rows], dtype=torch.float32)[:, None]
         alpha = process.schedule.alpha(t).expand(z.shape)[rows]
         return torch.where(z[rows] == self.vocab.mask, alpha, 0)[:, None]
 

@@ -6,6 +6,7 @@ B sequences of L positions over V tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -23,6 +24,9 @@ Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 LogX: TypeAlias = Tensor
 """float [N, V]: one line of log-probabilities of the clean token for each asked row."""
+
+Each: TypeAlias = Callable[[LogX, slice], Tensor]
+"""A number for each line of log_x, given some of the lines and which of all these are."""
 
 
 @dataclass(frozen=True)

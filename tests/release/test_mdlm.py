@@ -79,7 +79,7 @@ def published(folder: Path, weights: dict[str, Tensor] | None = None, **config: 
 
 def logits(lm: LanguageModel, z: Tokens, told: Times) -> Tensor:
     with torch.no_grad():
-        return lm.denoise.backbone.head(lm.denoise.backbone.encode(z, told))
+        return lm.denoise.backbone.output(lm.denoise.backbone.encode(z, told))
 
 
 def log_x(lm: LanguageModel, z: Tokens, t: Times) -> Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
 
+from unmask.backbones.head import linear
 from unmask.backbones.layers import KVCache
-from unmask.types import Times, Tokens
+from unmask.types import Rows, Times, Tokens
 
 
 class Backbone(nn.Module):
@@ -19,27 +21,33 @@ class Backbone(nn.Module):
     """Whether a position sees only itself and those before it."""
     timed: bool
     """Whether the hidden states depend on t."""
+    output: nn.Linear
+    """The head: logits from hidden states."""
 
     @abstractmethod
     def encode(
         self,
         tokens: Tokens,
         t: Times,
+        rows: Rows | None = None,
         *,
         valid: Tensor | None = None,
         documents: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Hidden states [B, L, width].
+        """Hidden states [B, L, width] or, if `rows` are asked, of these [N, width].
 
         `valid` [B, L] is False on padding, which nobody looks at; positions with different numbers in
         `documents` [B, L] do not look at each other. With a `cache`, which causal networks
         take, `tokens` are the positions after those it holds.
         """
 
-    @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] for hidden states [N, width]."""
+        if torch.is_grad_enabled():
+            logits: Tensor = self.output(hidden)
+            return logits
+        return linear(hidden, self.output.weight, self.output.bias)
 
     @abstractmethod
     def expect(self, logits: Tensor) -> None:

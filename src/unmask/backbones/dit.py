@@ -7,14 +7,22 @@ without it no such parameters exist, and it is a plain transformer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unmask.backbones.base import Backbone
-from unmask.backbones.layers import Attention, KVCache, Neighbours, Rotary, TimeEmbedding, attention_mask
-from unmask.types import Times, Tokens, Vocab
+from unmask.backbones.layers import (
+    Angles,
+    Asked,
+    Attention,
+    KVCache,
+    Neighbours,
+    Rotary,
+    TimeEmbedding,
+    attention_mask,
+)
+from unmask.types import Rows, Times, Tokens, Vocab
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class DiTConfig:
 
 
 class Block(nn.Module):
-    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x))."""
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)); of the asked positions, if there are such."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -104,15 +112,29 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.modulation = None if config.time is None else nn.Linear(config.time.width, 6 * width)
 
-    def forward(self, x: Tensor, time: Tensor | None, *attention: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        time: Tensor | None,
+        angles: Angles,
+        seen: Tensor | None = None,
+        cache: KVCache | None = None,
+        layer: int = 0,
+        asked: Asked | None = None,
+    ) -> Tensor:
         attend, mlp, drop = self.attention, self.mlp, self.dropout
         if self.modulation is None or time is None:
-            x = x + drop(attend(self.norm1(x), *attention))
+            mixed = attend(self.norm1(x), angles, seen, cache, layer, asked)
+            x = (x if asked is None else asked.of(x)) + drop(mixed)
             x = x + drop(mlp(self.norm2(x)))
             return x
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(time).chunk(6, dim=-1)
-        x = x + gate1 * drop(attend(self.norm1(x) * (1 + scale1) + shift1, *attention))
-        x = x + gate2 * drop(mlp(self.norm2(x) * (1 + scale2) + shift2))
+        shift, scale, *rest = self.modulation(time).chunk(6, dim=-1)
+        mixed = attend(self.norm1(x) * (1 + scale) + shift, angles, seen, cache, layer, asked)
+        if asked is not None:
+            x, *rest = (asked.of(each) for each in (x, *rest))
+        gate1, shift, scale, gate2 = rest
+        x = x + gate1 * drop(mixed)
+        x = x + gate2 * drop(mlp(self.norm2(x) * (1 + scale) + shift))
         return x
 
 
@@ -139,6 +161,7 @@ class DiT(Backbone):
         self,
         tokens: Tokens,
         t: Times,
+        rows: Rows | None = None,
         *,
         valid: Tensor | None = None,
         documents: Tensor | None = None,
@@ -152,18 +175,22 @@ class DiT(Backbone):
         if self.neighbours is not None:
             x = x + self.neighbours(x, valid, documents)
         time = None if self.time is None else self.time(t)
-        angles = self.rotary.angles(start, tokens.shape[1])
-        for layer, block in enumerate(self.blocks):
+        angles = self.rotary.angles(start, tokens.shape[1], x.dtype)
+        *first, last = self.blocks
+        for layer, block in enumerate(first):
             x = block(x, time, angles, seen, cache, layer)
+        # Nobody looks at the last layer's output but who asked for it.
+        asked = Asked(rows) if isinstance(rows, Tensor) and not self.causal else None
+        x = last(x, time, angles, seen, cache, len(first), asked)
+        if rows is not None and asked is None:
+            x = x[rows]
         x = self.norm(x)
         if self.modulation is not None and time is not None:
+            if rows is not None:
+                time = time.expand(*tokens.shape, -1)[rows]
             shift, scale = self.modulation(time).chunk(2, dim=-1)
             x = x * (1 + scale) + shift
         return x
-
-    def head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.output(hidden)
-        return logits
 
     @torch.no_grad()
     def expect(self, logits: Tensor) -> None:

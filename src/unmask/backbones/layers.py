@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Angles: TypeAlias = tuple[Tensor, Tensor]
+"""cos and sin of what pairs of dimensions turn by."""
 
 
 class Rotary(nn.Module):
@@ -20,19 +24,45 @@ class Rotary(nn.Module):
         self.register_buffer("even", torch.arange(0, head_width, 2), persistent=False)
         self.even: Tensor
 
-    def angles(self, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [length, head_width] of the positions start, start + 1, ..."""
+    def angles(self, start: int, length: int, dtype: torch.dtype = torch.float64) -> Angles:
+        """cos and sin [length, head_width / 2] of the positions start, start + 1, ..."""
         position = torch.arange(start, start + length, device=self.even.device)
         angle = position[:, None] * self.base ** -(self.even.double() / self.head_width)
-        angle = torch.cat([angle, angle], dim=-1)
-        return angle.cos(), angle.sin()
+        return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Turn queries or keys [..., L, head_width] to their positions."""
-    cos, sin = angles
+    cos, sin = (each.to(x.dtype) for each in angles)
     first, second = x.chunk(2, dim=-1)
-    return x * cos.to(x.dtype) + torch.cat([-second, first], dim=-1) * sin.to(x.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Asked:
+    """The positions that a network is asked at: `rows` [B, L] booleans, N of them in all.
+
+    Their number differs from sequence to sequence, so queries of theirs stand in [B, M] places, M being the
+    most of any sequence.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self.sequence, self.position = rows.nonzero(as_tuple=True)
+        self.place = rows.cumsum(1)[rows] - 1
+        self.most = max(1, int(rows.sum(1).max()))
+
+    def of(self, values: Tensor) -> Tensor:
+        """[N, ...] of values [B, 1 or L, ...]."""
+        return values[self.sequence, self.position if values.shape[1] > 1 else 0]
+
+    def placed(self, values: Tensor, elsewhere: float = 0) -> Tensor:
+        """[B, M, ...] with values [N, ...] in their places."""
+        out = values.new_full((len(self.rows), self.most, *values.shape[1:]), elsewhere)
+        return out.index_put((self.sequence, self.place), values)
+
+    def taken(self, placed: Tensor) -> Tensor:
+        """[N, ...] from their places in [B, M, ...]."""
+        return placed[self.sequence, self.place]
 
 
 class Neighbours(nn.Module):
@@ -117,18 +147,17 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        seen: Tensor | None,
-        cache: KVCache | None,
-        layer: int,
+        angles: Angles,
+        seen: Tensor | None = None,
+        cache: KVCache | None = None,
+        layer: int = 0,
+        asked: Asked | None = None,
     ) -> Tensor:
         """`seen` [B, 1, 1 or L, L] is False where a query must not look at a key."""
+        if asked is not None:
+            return self._at(asked, x, angles, seen)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if self.q_bias is not None and self.k_bias is not None:
-            q = q + self.q_bias.view(self.heads, 1, -1)
-            k = k + self.k_bias.view(self.heads, 1, -1)
-        q, k = rotate(q, angles), rotate(k, angles)
+        q, k = self._query(q, angles), self._key(k, angles)
         fresh = cache is None or len(cache.layers) == layer
         if cache is not None:
             k, v = cache.extend(layer, k, v)
@@ -139,6 +168,29 @@ class Attention(nn.Module):
         )
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
+
+    def _at(self, asked: Asked, x: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
+        """The same at the asked positions only, [N, width]: keys and values of all, queries of these."""
+        to_query, to_rest = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
+        k, v = F.linear(x, to_rest).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        cos, sin = (each[asked.position][:, None, None] for each in angles)
+        q = self._query(F.linear(asked.of(x), to_query).unflatten(-1, (self.heads, 1, -1)), (cos, sin))
+        if seen is not None and seen.shape[2] > 1:
+            seen = asked.placed(asked.of(seen[:, 0]), elsewhere=True)[:, None]
+        mixed = F.scaled_dot_product_attention(
+            asked.placed(q[:, :, 0]).transpose(1, 2), self._key(k, angles), v, attn_mask=seen
+        )
+        out: Tensor = self.out(asked.taken(mixed.transpose(1, 2)).flatten(1))
+        return out
+
+    def _query(self, q: Tensor, angles: Angles) -> Tensor:
+        """[..., heads, L, head_width], ready to be compared."""
+        q = self.q_norm(q)
+        return rotate(q if self.q_bias is None else q + self.q_bias.view(self.heads, 1, -1), angles)
+
+    def _key(self, k: Tensor, angles: Angles) -> Tensor:
+        k = self.k_norm(k)
+        return rotate(k if self.k_bias is None else k + self.k_bias.view(self.heads, 1, -1), angles)
 
 
 def _causal_mask(queries: int, keys: int, device: torch.device, seen: Tensor | None) -> Tensor:

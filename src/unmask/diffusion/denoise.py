@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from unmask.diffusion.process import Process
-from unmask.types import LogX, Rows, Times, Tokens, Vocab
+from unmask.types import Each, Rows, Times, Tokens, Vocab
 
 
 class Denoise(Protocol):
@@ -41,8 +43,14 @@ class Denoise(Protocol):
         """The longest sequence the network takes; None where there is no limit."""
         ...
 
-    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
-        """One line of log_x for each row of z that is asked."""
+    def __call__(
+        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+    ) -> Tensor:
+        """One line of log_x for each row of z that is asked.
+
+        With `each`, what it says of every line instead: then log_x, the largest tensor there is, need never
+        be whole.
+        """
         ...
 
 

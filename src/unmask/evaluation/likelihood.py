@@ -24,7 +24,7 @@ from unmask.diffusion.times import PartTimes, UniformTimes
 from unmask.evaluation.score import CELLS, Score, total
 from unmask.objectives import MDLM
 from unmask.objectives.base import MaskedObjective, Objective
-from unmask.types import Batch, LogX, Rows, Times, Tokens
+from unmask.types import Batch, Rows, Times, Tokens
 from unmask.world import World
 
 REPLICATES = 8
@@ -180,7 +180,7 @@ class Clock(Around):
         super().__init__(denoise)
         self.t: Tensor | None = None
 
-    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
         if self.t is None:
             self.t = t
         return self.denoise(z, t, rows, **context)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import LeftToRight
-from unmask.objectives.base import Objective, check_batch, scatter
+from unmask.objectives.base import Objective, Surprise, check_batch, scatter
 from unmask.objectives.mdlm import subs
 from unmask.types import Batch, LogX, Tokens, Vocab
 
@@ -26,6 +26,10 @@ class Autoregression(Objective):
     def normalised(self) -> bool:
         return True
 
+    @property
+    def softmax(self) -> bool:
+        return True
+
     def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
@@ -34,8 +38,8 @@ class Autoregression(Objective):
         rows = batch.counted
         t = torch.zeros(len(batch.tokens), 1, device=batch.tokens.device)
         text = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoise.vocab.mask)
-        log_x = denoise(delayed(text, denoise.vocab), t, rows, **batch.context)
-        return scatter(-log_x.gather(-1, batch.tokens[rows][:, None])[:, 0], rows)
+        z, price = delayed(text, denoise.vocab), Surprise.of(batch.tokens[rows])
+        return scatter(denoise(z, t, rows, each=price, **batch.context), rows)
 
 
 def delayed(tokens: Tokens, vocab: Vocab) -> Tokens:

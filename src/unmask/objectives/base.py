@@ -47,6 +47,11 @@ class Objective(ABC):
         """Whether every line of `read` sums to one."""
 
     @property
+    def softmax(self) -> bool:
+        """Whether `read` is a log-softmax over the clean tokens (`subs`)."""
+        return False
+
+    @property
     def reads_alpha(self) -> bool:
         """Whether `read` depends on alpha, and so on the time."""
         return False
@@ -108,12 +113,32 @@ class MaskedObjective(Objective):
     def charge(self, denoise: Denoise, batch: Batch, z: Tensor, moment: Moment, importance: Tensor) -> Tensor:
         """Nats [B, L] of the step at `moment` for the noisy `z`: the network answers at masked rows only."""
         rows = (z == denoise.vocab.mask) & batch.counted
-        log_x = denoise(z, moment.t, rows, **batch.context)
-        nats = -log_x.gather(-1, batch.tokens[rows][:, None])[:, 0]
-        if not self.normalised:
-            jump = None if moment.jump is None else at_rows(moment.jump, rows)
-            nats = nats + penalty(log_x.exp().sum(-1), jump)
-        return scatter(at_rows(moment.weight * importance, rows).to(nats) * nats, rows)
+        surprise = Surprise(batch.tokens[rows], at_rows(moment.weight * importance, rows))
+        jump = None if moment.jump is None else at_rows(moment.jump, rows)
+
+        def with_penalty(log_x: LogX, part: slice) -> Tensor:
+            fine = penalty(log_x.exp().sum(-1), None if jump is None else jump[part])
+            return surprise(log_x, part) + surprise.weight[part].to(fine) * fine
+
+        price = surprise if self.normalised else with_penalty
+        return scatter(denoise(z, moment.t, rows, each=price, **batch.context), rows)
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """-weight log_x[x]: what is asked of every line, with tokens x [N] and weights [N] of all of them."""
+
+    x: Tensor
+    weight: Tensor
+
+    def __call__(self, log_x: LogX, part: slice) -> Tensor:
+        nats = -log_x.gather(-1, self.x[part, None])[:, 0]
+        return self.weight[part].to(nats) * nats
+
+    @classmethod
+    def of(cls, x: Tensor) -> Surprise:
+        """Every token counts once."""
+        return cls(x, torch.ones_like(x, dtype=torch.float32))
 
 
 def draw_noise(

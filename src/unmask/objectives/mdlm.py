@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.times import Moment, check_steps, step_moment
-from unmask.objectives.base import MaskedObjective, corrupt, draw_noise, precise, scatter
+from unmask.objectives.base import MaskedObjective, Surprise, corrupt, draw_noise, precise, scatter
 from unmask.types import Batch, LogX, Vocab
 
 
@@ -42,6 +42,10 @@ class MDLM(MaskedObjective):
         return self.zero_masking
 
     @property
+    def softmax(self) -> bool:
+        return self.zero_masking
+
+    @property
     def reads_alpha(self) -> bool:
         return not self.zero_masking
 
@@ -61,8 +65,8 @@ class MDLM(MaskedObjective):
         t = torch.zeros_like(u)
         z = corrupt(self.process, batch, self.schedule.alpha(t), noise, denoise.vocab)
         rows = (z != denoise.vocab.mask) & batch.counted
-        log_x = denoise(z, t, rows, **batch.context)
-        return scatter(-log_x.gather(-1, batch.tokens[rows][:, None])[:, 0], rows)
+        price = Surprise.of(batch.tokens[rows])
+        return scatter(denoise(z, t, rows, each=price, **batch.context), rows)
 
 
 def subs(logits: Tensor, vocab: Vocab) -> LogX:

@@ -40,6 +40,10 @@ class UniformDiffusion(Objective):
     def normalised(self) -> bool:
         return True
 
+    @property
+    def softmax(self) -> bool:
+        return True
+
     def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
@@ -49,17 +53,22 @@ class UniformDiffusion(Objective):
         level = levels(self.schedule, self.steps).to(u)
         z = corrupt(self.process, batch, level[i], noise, denoise.vocab)
         rows = batch.counted
-        log_x = denoise(z, i / self.steps, rows, **batch.context)
-        kl = self._kl(z[rows], batch.tokens[rows], log_x, level[i - 1], level[i], rows, denoise.vocab)
-        return scatter(self.steps * at_rows(importance.to(kl), rows) * kl, rows)
+        seen, x, vocab = z[rows], batch.tokens[rows], denoise.vocab
+        alpha_s, alpha_t, weight = (at_rows(a, rows) for a in (level[i - 1], level[i], importance))
+
+        def price(log_x: LogX, part: slice) -> Tensor:
+            kl = self._kl(seen[part], x[part], log_x, alpha_s[part], alpha_t[part], vocab)
+            return self.steps * weight[part].to(kl) * kl
+
+        return scatter(denoise(z, i / self.steps, rows, each=price, **batch.context), rows)
 
     def _kl(
-        self, z: Tensor, x: Tensor, log_x: LogX, alpha_s: Tensor, alpha_t: Tensor, rows: Tensor, vocab: Vocab
+        self, z: Tensor, x: Tensor, log_x: LogX, alpha_s: Tensor, alpha_t: Tensor, vocab: Vocab
     ) -> Tensor:
         """KL between the posteriors of the truth and of the prediction, [N]; float64 keeps the tails."""
         log_x = log_x.double()
         pi = self.process.pi(vocab).to(log_x)
-        a_s, a_t = (at_rows(a, rows)[:, None].to(log_x) for a in (alpha_s, alpha_t))
+        a_s, a_t = (a[:, None].to(log_x) for a in (alpha_s, alpha_t))
         seen = one_hot(z, vocab.size).to(log_x)
         truth = posterior(seen, one_hot(x, vocab.size).to(log_x), pi, a_s, a_t)
         guess = posterior(seen, log_x.exp(), pi, a_s, a_t)

@@ -48,7 +48,7 @@ class Everywhere(nn.Module):
         if t is None:
             t = torch.zeros_like(tokens[:, :1], dtype=torch.float32)
         hidden = denoise.backbone.encode(tokens, denoise._told(t))
-        logits = denoise.backbone.head(hidden.flatten(0, 1))
+        logits = denoise.backbone.output(hidden.flatten(0, 1))
         alpha = denoise._visible_share(tokens, t, _all_rows(tokens))
         log_x = denoise.objective.read(logits, alpha, denoise.vocab)
         return log_x.reshape(*tokens.shape, denoise.vocab.size)

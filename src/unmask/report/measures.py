@@ -12,7 +12,7 @@ from unmask.diffusion.denoise import Around, Denoise
 from unmask.evaluation.likelihood import score_rows
 from unmask.model import LanguageModel
 from unmask.objectives import MDLM, SEDD, AnyObjective, Autoregression, UniformDiffusion
-from unmask.types import LogX, Rows, Times, Tokens
+from unmask.types import Each, LogX, Rows, Times, Tokens
 
 HELD_OUT = "valid"
 
@@ -80,8 +80,15 @@ class Discount(Around):
         super().__init__(denoise)
         self.nats = nats
 
-    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
-        return self.denoise(z, t, rows, **context) + self.nats
+    def __call__(
+        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+    ) -> Tensor:
+        def cheaper(log_x: LogX, part: slice) -> Tensor:
+            return log_x + self.nats if each is None else each(log_x + self.nats, part)
+
+        if each is None:
+            return cheaper(self.denoise(z, t, rows, **context), slice(None))
+        return self.denoise(z, t, rows, each=cheaper, **context)
 
 
 def _weighs_one(objective: AnyObjective) -> bool:

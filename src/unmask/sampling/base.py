@@ -87,9 +87,9 @@ class Counted(Around):
         super().__init__(denoise)
         self.calls = self.sequences = self.head_rows = 0
 
-    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
-        log_x = self.denoise(z, t, rows, **context)
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
+        said = self.denoise(z, t, rows, **context)
         self.calls += 1
         self.sequences += len(z)
-        self.head_rows += len(log_x)
-        return log_x
+        self.head_rows += len(said)
+        return said

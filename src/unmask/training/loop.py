@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
@@ -41,6 +40,7 @@ from unmask.training.optim import (
     Constant,
     Ema,
     learning_rate_factor,
+    scale_and_clip,
     set_learning_rate,
 )
 from unmask.training.parallel import Parallelism, Replicated, Through
@@ -149,10 +149,8 @@ class Run:
         with counting(to_count) as in_gradients:
             mine = self._gradients()
         nats, counted, flops = self.world.total(*mine, in_gradients.flops)
-        for parameter in self.denoise.parameters():
-            if parameter.grad is not None:  # DDP and FSDP average over ranks; this makes it the global mean
-                parameter.grad.mul_(self.world.size / max(1.0, counted))
-        norm = _norm(nn.utils.clip_grad_norm_(self.denoise.parameters(), settings.clip))
+        # DDP and FSDP average over ranks; this makes it the global mean.
+        norm = scale_and_clip(self.denoise.parameters(), self.world.size / max(1.0, counted), settings.clip)
         loss = nats / max(1.0, counted)
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:
@@ -304,11 +302,6 @@ def _enough_memory(run: Run, folder: Path) -> Iterator[None]:
             f"memory ran out after step {run.state.step}: {less_memory(max(rows for _, rows in pieces))};"
             f" {'there is no checkpoint yet' if newest is None else f'the checkpoint {newest} is whole'}"
         ) from error
-
-
-def _norm(norm: torch.Tensor) -> float:
-    full = getattr(norm, "full_tensor", None)  # a sharded model's norm is a distributed tensor
-    return float(full() if full is not None else norm)
 
 
 def _seed(*path: int) -> int:

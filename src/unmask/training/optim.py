@@ -126,6 +126,17 @@ def set_learning_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
             group["lr"] = group["base_lr"] * factor
 
 
+def scale_and_clip(parameters: Iterable[nn.Parameter], scale: float, clip: float) -> float:
+    """Multiply all gradients by `scale`, and once more if their norm is then above `clip`; that norm."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    full = getattr(norm, "full_tensor", None)  # a sharded model's norm is a distributed tensor
+    before = scale * float(full() if full is not None else norm)
+    if math.isfinite(before):
+        torch._foreach_mul_(gradients, scale * min(1.0, clip / (before + 1e-6)))
+    return before
+
+
 class Ema:
     """Exponential moving average of weights: w <- w + (1 - decay) (weights - w).
 

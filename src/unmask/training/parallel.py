@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unmask.diffusion.denoise import Around, Denoise
-from unmask.types import LogX, Rows, Times, Tokens
+from unmask.types import Rows, Times, Tokens
 from unmask.world import World
 
 
@@ -54,9 +54,9 @@ class Through(Around):
         super().__init__(denoise)
         self.wrapped = wrapped
 
-    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> LogX:
-        log_x: Tensor = self.wrapped(z, t, rows, **context)
-        return log_x
+    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
+        said: Tensor = self.wrapped(z, t, rows, **context)
+        return said
 
     def gathering(self, last: bool) -> Any:
         """Gradients travel between ranks in the last micro-batch's backward pass only."""

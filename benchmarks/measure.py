@@ -1,0 +1,141 @@
+"""Ratios measured side by side in one run: machines are noisy, and their noise is shared this way."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+import unmask
+from benchmarks.textbook import Size, Textbook
+from unmask.training.machine import counting, matmul_peak
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How much faster `unmask` does some work than the textbook: a ratio for each repeat.
+
+    `bar` is the ratio that is asked for. `share` is that of the machine's matmul peak in our part, where
+    most of the work is matrix products.
+    """
+
+    work: str
+    bar: float
+    textbook: tuple[float, ...]
+    ours: tuple[float, ...]
+    share: float | None = None
+    unit: str = "s"
+    note: str = ""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of pairs that were measured one after the other."""
+        return [theirs / ours for theirs, ours in zip(self.textbook, self.ours, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """The middle one."""
+        return statistics.median(self.ratios)
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        return {**vars(self), "ratio": self.ratio, "ratios": self.ratios, "met": self.ratio >= self.bar}
+
+
+def side_by_side(
+    theirs: Work, ours: Work, repeats: int, warm: bool = True
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, in turns, after one run of each that is not counted if `warm`."""
+    if warm:
+        theirs(), ours()
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for work, seconds in zip((theirs, ours), times, strict=True):
+            seconds.append(timed(work))
+    return times
+
+
+def timed(work: Work) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def compare(
+    work: str, bar: float, theirs: Work, ours: Work, repeats: int = 3, note: str = "", warm: bool = True
+) -> Result:
+    """Measure a piece of work both ways, and what share of the peak ours reaches."""
+    textbook, own = side_by_side(theirs, ours, repeats, warm)
+    peak = peak_now()
+    with counting(True) as count:
+        ours()
+    share = count.flops / statistics.median(own) / peak
+    return Result(work, bar, tuple(textbook), tuple(own), share, note=note)
+
+
+def peak_now() -> float:
+    """FLOP/s of large float32 matrix products at this moment."""
+    return matmul_peak(torch.float32, torch.device("cpu"))
+
+
+def pair(size: Size, seed: int = 0) -> tuple[Textbook, unmask.LanguageModel]:
+    """A textbook network with random weights, and `unmask`'s with the same."""
+    torch.manual_seed(seed)
+    textbook = Textbook(size)
+    with torch.no_grad():  # modulation starts at zero in the paper; here it must matter
+        for parameter in textbook.parameters():
+            parameter.copy_(parameter)
+    return textbook, converted(textbook)
+
+
+def converted(textbook: Textbook) -> unmask.LanguageModel:
+    """The same network as `unmask` reads it from a folder in the published layout."""
+    import json
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(textbook.size.to_json()))
+        weights = {f"backbone.{name}": tensor for name, tensor in textbook.state_dict().items()}
+        save_file(weights, Path(folder) / "model.safetensors")
+        return unmask.load(folder)
+
+
+@dataclass(frozen=True)
+class RandomText:
+    """A stream of random tokens, as the loader reads it."""
+
+    ids: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tokens: int, vocab: int, seed: int = 0) -> RandomText:
+        """`tokens` ids below the mask, the last of `vocab`."""
+        return cls(np.random.default_rng(seed).integers(0, vocab - 1, tokens))
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return len(self.ids)
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """One document."""
+        return np.array([len(self.ids)])
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The ids at start, ..., stop - 1."""
+        return self.ids[start:stop]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)

@@ -1,0 +1,77 @@
+"""Sampling, infilling and sliding windows: the same distribution, for fewer calls and a smaller head."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.measure import Result, compare, pair
+from benchmarks.textbook import Size, fill, slide
+from unmask import Ancestral, LanguageModel
+from unmask.sampling.semi import SemiAutoregressive
+
+WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
+LONG = Size(vocab=50_258, depth=8, width=512, length=1024)
+CHARACTERS = Size(vocab=28, depth=6, width=384, length=256)
+
+
+def sampling(work: str, bar: float, size: Size, rows: int, steps: int, repeats: int) -> Result:
+    """Text from nothing but masks."""
+    textbook, model = pair(size)
+    blank = torch.full((rows, size.length), textbook.mask)
+    return compare(
+        work,
+        bar,
+        lambda: fill(textbook, blank, steps),
+        lambda: model.fill(blank, Ancestral(steps)),
+        repeats,
+        note=_calls(model, blank, Ancestral(steps)),
+        warm=False,
+    )
+
+
+def infilling(repeats: int, size: Size = LONG, steps: int = 32) -> Result:
+    """A tenth of a text is hidden."""
+    textbook, model = pair(size)
+    text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
+    holes = torch.arange(size.length) % 10 == 3
+    hidden = text.masked_fill(holes, textbook.mask)
+    return compare(
+        f"infilling 10 % of {size.length:,} tokens, V = 50,258, {steps} steps",
+        6,
+        lambda: fill(textbook, hidden, steps),
+        lambda: model.fill(hidden, Ancestral(steps)),
+        repeats,
+        note=_calls(model, hidden, Ancestral(steps)),
+        warm=False,
+    )
+
+
+def sliding(repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32) -> Result:
+    """Semi-autoregressive: windows of 1,024 that move by 512."""
+    textbook, model = pair(size)
+    sampler = SemiAutoregressive(stride=size.length // 2, sampler=Ancestral(steps))
+    blank = torch.full((1, length), textbook.mask)
+    return compare(
+        f"semi-autoregressive, {length:,} tokens, V = 50,258, {steps} steps a window",
+        8,
+        lambda: slide(textbook, 1, length, size.length // 2, steps),
+        lambda: model.fill(blank, sampler),
+        repeats,
+        note=_calls(model, blank, sampler),
+        warm=False,
+    )
+
+
+def _calls(model: LanguageModel, canvas: torch.Tensor, sampler: object) -> str:
+    done = model.fill(canvas, sampler)  # type: ignore[arg-type]
+    return f"{done.network_calls} calls, {done.head_rows:,} rows of the head"
+
+
+if __name__ == "__main__":
+    for result in (
+        sampling("sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, WORDS, 4, 32, 2),
+        infilling(1),
+        sliding(1),
+        sampling("sampling 16 x 256, characters, 1,000 steps", 10, CHARACTERS, 16, 1000, 1),
+    ):
+        print(result, result.ratio, flush=True)

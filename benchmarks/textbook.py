@@ -1,0 +1,229 @@
+"""The yardstick: masked diffusion as the paper's own code does it, in plain float32.
+
+Everything is computed everywhere: a network modulated by a time embedding that is a constant, logits of all
+positions over the whole vocabulary, SUBS by writing into them, Gumbel noise for every token of every position
+at every step, and a cache that helps only if no row of the batch changed. The losses are those of `unmask`
+(tests/benchmarks/test_textbook.py), so that nothing but speed differs.
+
+Parameters have the published names: weights go to `unmask` and back through the published layout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CONDITION = 128
+EPS = 1e-3
+"""The log-linear schedule's: alpha(t) = 1 - (1 - EPS) t."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network and its vocabulary; the mask is the last of `vocab` ids."""
+
+    vocab: int
+    depth: int
+    width: int
+    length: int
+    heads: int = 8
+
+    def to_json(self) -> dict[str, Any]:
+        """The published config.json."""
+        return {
+            "model_type": "mdlm",
+            "vocab_size": self.vocab,
+            "model_length": self.length,
+            "hidden_dim": self.width,
+            "cond_dim": CONDITION,
+            "n_blocks": self.depth,
+            "n_heads": self.heads,
+            "dropout": 0.0,
+            "time_conditioning": False,
+        }
+
+
+class TimeMap(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(256, CONDITION), nn.SiLU(), nn.Linear(CONDITION, CONDITION))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        frequency = torch.exp(-math.log(10_000) * torch.arange(128) / 128)
+        angle = sigma[:, None] * frequency
+        out: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], dim=-1))
+        return out
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.weight.shape) * self.weight
+
+
+def half_turned(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
+
+
+class Layer(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        width = size.width
+        self.heads = size.heads
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
+        self.adaLN_modulation = nn.Linear(CONDITION, 6 * width)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, condition: Tensor) -> Tensor:
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(condition)[:, None].chunk(6, -1)
+        h = self.norm1(x) * (1 + scale1) + shift1
+        q, k, v = self.attn_qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = q * cos + half_turned(q) * sin, k * cos + half_turned(k) * sin
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + gate1 * self.attn_out(mixed)
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+
+
+class Final(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.norm_final = Norm(size.width)
+        self.linear = nn.Linear(size.width, size.vocab)
+        self.adaLN_modulation = nn.Linear(CONDITION, 2 * size.width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(condition)[:, None].chunk(2, -1)
+        out: Tensor = self.linear(self.norm_final(x) * (1 + scale) + shift)
+        return out
+
+
+class Embedding(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(0.02 * torch.randn(size.vocab, size.width))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.embedding[z]
+
+
+class Textbook(nn.Module):
+    """log_x [B, L, V] of everything."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.size, self.mask = size, size.vocab - 1
+        self.vocab_embed = Embedding(size)
+        self.sigma_map = TimeMap()
+        self.blocks = nn.ModuleList(Layer(size) for _ in range(size.depth))
+        self.output_layer = Final(size)
+
+    def forward(self, z: Tensor) -> Tensor:
+        sigma = torch.zeros(len(z))  # without time conditioning the network is told nothing, in every row
+        condition = F.silu(self.sigma_map(sigma))
+        head_width = self.size.width // self.size.heads
+        frequency = 10_000 ** -(torch.arange(0, head_width, 2) / head_width)
+        angle = (torch.arange(z.shape[1])[:, None] * frequency).repeat(1, 2)
+        x = self.vocab_embed(z)
+        for block in self.blocks:
+            x = block(x, angle.cos(), angle.sin(), condition)
+        return self.subs(self.output_layer(x, condition), z)
+
+    def subs(self, logits: Tensor, z: Tensor) -> Tensor:
+        """No mass on the mask, and visible tokens are copied."""
+        logits[:, :, self.mask] = -1e6
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+        visible = z != self.mask
+        logits[visible] = -1e6
+        logits[visible, z[visible]] = 0
+        return logits
+
+    def loss(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """The bound in nats per token from one draw: times t [B], a uniform number for each token."""
+        sigma = -torch.log1p(-(1 - EPS) * t)
+        rate = (1 - EPS) / (1 - (1 - EPS) * t)
+        z = torch.where(noise < (1 - torch.exp(-sigma))[:, None], self.mask, x)
+        log_p = self(z).gather(-1, x[:, :, None])[:, :, 0]
+        return (-log_p * (rate / torch.expm1(sigma))[:, None]).mean()
+
+
+class Trainer:
+    """AdamW, clipping, and a moving average of the weights: the published step."""
+
+    def __init__(self, model: Textbook, lr: float = 3e-4, ema: float = 0.9999) -> None:
+        self.model, self.ema = model, ema
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        self.average = [p.detach().clone() for p in model.parameters()]
+
+    def step(self, x: Tensor) -> float:
+        """One update; the loss before it."""
+        u = (torch.rand(()) + torch.arange(len(x)) / len(x)) % 1
+        self.optimizer.zero_grad()
+        loss = self.model.loss(x, 1e-3 + (1 - 1e-3) * u, torch.rand(x.shape))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        with torch.no_grad():
+            for average, parameter in zip(self.average, self.model.parameters(), strict=True):
+                average.sub_((1 - self.ema) * (average - parameter))
+        return float(loss.detach())
+
+
+def gumbel_choice(weights: Tensor) -> Tensor:
+    """An index with probability in proportion to its weight, of every line."""
+    noise = 1e-10 - (torch.rand_like(weights) + 1e-10).log()
+    return (weights / noise).argmax(-1)
+
+
+@torch.no_grad()
+def fill(model: Textbook, z: Tensor, steps: int) -> Tensor:
+    """Ancestral sampling of all masks in z [B, L]; a call is saved if no row changed in the step before."""
+    times = torch.linspace(1, 1e-5, steps + 1)
+    weights: Tensor | None = None
+    for t, s in zip(times[:-1], times[1:], strict=True):
+        if weights is None:
+            weights = model(z).exp()
+        reveal = weights * (t - s)
+        reveal[:, :, model.mask] = s
+        drawn = gumbel_choice(reveal)
+        after = torch.where(z == model.mask, drawn, z)
+        if not torch.equal(after, z):
+            weights = None
+        z = after
+    return torch.where(z == model.mask, model(z).argmax(-1), z)
+
+
+@torch.no_grad()
+def slide(model: Textbook, rows: int, length: int, stride: int, steps: int) -> Tensor:
+    """Semi-autoregressive text: fill a window, keep its end as the context of the next."""
+    window = model.size.length
+    z = torch.full((rows, length), model.mask)
+    for first in range(0, length - window + 1, stride):
+        z[:, first : first + window] = fill(model, z[:, first : first + window].clone(), steps)
+    return z
+
+
+@torch.no_grad()
+def score(model: Textbook, windows: Tensor, draws: int, batch: int) -> Tensor:
+    """Estimates [draws] of the nats per token of the windows [N, L], each with times of its own."""
+    estimates = []
+    for _ in range(draws):
+        total = 0.0
+        for rows in windows.split(batch):
+            u = (torch.rand(()) + torch.arange(len(rows)) / len(rows)) % 1
+            t = 1e-3 + (1 - 1e-3) * u
+            total += float(model.loss(rows, t, torch.rand(rows.shape))) * rows.numel()
+        estimates.append(total / windows.numel())
+    return torch.tensor(estimates)

@@ -1,0 +1,53 @@
+"""What is asked of log_x line by line, and its gradient with respect to the logits.
+
+The question that almost every loss asks, what a line says of one token, has a gradient in closed form where
+log_x is a log-softmax: it is then computed in place, and [N, V] is written three times instead of nine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.backbones.head import Priced
+from unmask.objectives.base import Objective, Surprise, precise
+from unmask.types import Each, LogX, Vocab
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`each` of log_x = read(logits, alpha), as the head asks for it."""
+
+    objective: Objective
+    alpha: Tensor
+    vocab: Vocab
+    each: Each
+
+    def __call__(self, logits: Tensor, part: slice) -> Tensor:
+        if self.objective.softmax and not logits.requires_grad:
+            return self.each(self._softmax(logits), part)
+        return self.each(self.objective.read(logits, self.alpha[part], self.vocab), part)
+
+    def priced(self, logits: Tensor, part: slice) -> Priced:
+        """d(-log softmax(y)[x])/dy = softmax(y) - onehot(x); anything else is left to autograd."""
+        if self.objective.softmax and isinstance(self.each, Surprise):
+            x, weight = self.each.x[part, None], self.each.weight[part]
+            log_x = self._softmax(logits)
+            nats = -log_x.gather(-1, x)[:, 0]
+            slope = log_x.exp_()
+            slope.scatter_add_(-1, x, torch.full_like(x, -1, dtype=slope.dtype))
+            scale = weight.to(nats)
+            return Priced(scale * nats, slope.to(logits.dtype), scale)
+        leaf = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            said = self(leaf, part)
+        (slope,) = torch.autograd.grad(said, leaf, torch.ones_like(said))
+        return Priced(said.detach(), slope, torch.ones_like(said))
+
+    def _softmax(self, logits: Tensor) -> LogX:
+        """`subs`, written over the logits."""
+        wide = precise(logits)
+        wide[:, self.vocab.mask] = -torch.inf
+        return torch.log_softmax(wide, -1, out=wide)

@@ -1,0 +1,86 @@
+"""A network that is asked at some positions says there what it says when it is asked at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.backbones.test_dit import BIDIRECTIONAL, OPTIONS, network, tokens
+from torch import Tensor
+
+from unmask.backbones.layers import Asked
+
+B, L = 4, 9
+ROWS = {
+    "some": torch.tensor([[i % (b + 2) == 0 for i in range(L)] for b in range(B)]),
+    "none of one sequence": torch.tensor([[b > 0 and i > 3 for i in range(L)] for b in range(B)]),
+    "as many as heads": torch.tensor([[b == 1 and i < 2 for i in range(L)] for b in range(B)]),
+    "all": torch.ones(B, L, dtype=torch.bool),
+    "none": torch.zeros(B, L, dtype=torch.bool),
+}
+DOCUMENTS = (torch.arange(L) // 4).expand(B, L)
+VALID = torch.arange(L)[None] < torch.tensor([[L], [6], [7], [L]])
+CONTEXTS: dict[str, dict[str, Tensor]] = {
+    "bare": {},
+    "padded": {"valid": VALID},
+    "documents": {"documents": DOCUMENTS},
+    "both": {"documents": DOCUMENTS, "valid": VALID},
+}
+every_network = pytest.mark.parametrize("options", BIDIRECTIONAL.values(), ids=list(BIDIRECTIONAL))
+
+
+@every_network
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
+@pytest.mark.parametrize("rows", ROWS.values(), ids=list(ROWS))
+@pytest.mark.parametrize("width", [1, L], ids=["one time a sequence", "one time a position"])
+def test_asked_positions(
+    options: dict[str, Any], context: dict[str, Tensor], rows: Tensor, width: int
+) -> None:
+    net = network(**options).double()
+    z, t = tokens(B, L), torch.linspace(0.1, 0.9, B * width, dtype=torch.float64).view(B, width)
+    rows = rows & VALID if "valid" in context else rows
+    torch.testing.assert_close(net.encode(z, t, rows, **context), net.encode(z, t, **context)[rows])
+
+
+@every_network
+def test_gradients_are_the_same(options: dict[str, Any]) -> None:
+    gradients = []
+    for asked in (True, False):
+        net = network(**options).double()
+        z, t = tokens(B, L), torch.full((B, 1), 0.3, dtype=torch.float64)
+        hidden = net.encode(z, t, ROWS["some"]) if asked else net.encode(z, t)[ROWS["some"]]
+        hidden.sin().sum().backward()
+        gradients.append({name: p.grad for name, p in net.named_parameters()})
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_a_causal_network_is_asked_too(options: dict[str, Any]) -> None:
+    net = network(causal=True, **options)
+    z, t, rows = tokens(B, L), torch.full((B, 1), 0.3), ROWS["some"]
+    torch.testing.assert_close(net.encode(z, t, rows), net.encode(z, t)[rows])
+
+
+def test_indices_are_rows_too() -> None:
+    net = network()
+    z, t = tokens(B, L), torch.full((B, 1), 0.3)
+    rows = (torch.tensor([3, 0, 0]), torch.tensor([1, 8, 8]))
+    torch.testing.assert_close(net.encode(z, t, rows), net.encode(z, t)[rows])
+
+
+def test_the_last_layer_works_for_who_asks_only() -> None:
+    net = network(depth=1)
+    seen: list[int] = []
+    net.blocks[0].get_submodule("mlp").register_forward_hook(
+        lambda _, given, __: seen.append(given[0].numel())
+    )
+    net.encode(tokens(B, L), torch.zeros(B, 1), ROWS["some"])
+    assert seen == [int(ROWS["some"].sum()) * net.config.width]
+
+
+def test_places() -> None:
+    asked = Asked(ROWS["some"])
+    values = torch.arange(B * L).view(B, L)[ROWS["some"]]
+    assert asked.most == int(ROWS["some"].sum(1).max())
+    assert asked.taken(asked.placed(values)).tolist() == values.tolist()
