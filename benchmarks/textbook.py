@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -75,10 +76,10 @@ def half_turned(x: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, dropout: float) -> None:
         super().__init__()
         width = size.width
-        self.heads = size.heads
+        self.heads, self.dropout = size.heads, nn.Dropout(dropout)
         self.norm1, self.norm2 = Norm(width), Norm(width)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
@@ -93,8 +94,9 @@ class Layer(nn.Module):
         q, k, v = self.attn_qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = q * cos + half_turned(q) * sin, k * cos + half_turned(k) * sin
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + gate1 * self.attn_out(mixed)
-        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+        x = x + gate1 * self.dropout(self.attn_out(mixed))
+        out: Tensor = x + gate2 * self.dropout(self.mlp(self.norm2(x) * (1 + scale2) + shift2))
+        return out
 
 
 class Final(nn.Module):
@@ -122,12 +124,12 @@ class Embedding(nn.Module):
 class Textbook(nn.Module):
     """log_x [B, L, V] of everything."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, dropout: float = 0.0) -> None:
         super().__init__()
         self.size, self.mask = size, size.vocab - 1
         self.vocab_embed = Embedding(size)
         self.sigma_map = TimeMap()
-        self.blocks = nn.ModuleList(Layer(size) for _ in range(size.depth))
+        self.blocks = nn.ModuleList(Layer(size, dropout) for _ in range(size.depth))
         self.output_layer = Final(size)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -155,7 +157,7 @@ class Textbook(nn.Module):
         sigma = -torch.log1p(-(1 - EPS) * t)
         rate = (1 - EPS) / (1 - (1 - EPS) * t)
         z = torch.where(noise < (1 - torch.exp(-sigma))[:, None], self.mask, x)
-        log_p = self(z).gather(-1, x[:, :, None])[:, :, 0]
+        log_p: Tensor = self(z).gather(-1, x[:, :, None])[:, :, 0]
         return (-log_p * (rate / torch.expm1(sigma))[:, None]).mean()
 
 
@@ -172,7 +174,7 @@ class Trainer:
         u = (torch.rand(()) + torch.arange(len(x)) / len(x)) % 1
         self.optimizer.zero_grad()
         loss = self.model.loss(x, 1e-3 + (1 - 1e-3) * u, torch.rand(x.shape))
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         with torch.no_grad():
@@ -192,7 +194,7 @@ def fill(model: Textbook, z: Tensor, steps: int) -> Tensor:
     """Ancestral sampling of all masks in z [B, L]; a call is saved if no row changed in the step before."""
     times = torch.linspace(1, 1e-5, steps + 1)
     weights: Tensor | None = None
-    for t, s in zip(times[:-1], times[1:], strict=True):
+    for t, s in pairwise(times):
         if weights is None:
             weights = model(z).exp()
         reveal = weights * (t - s)
@@ -221,7 +223,7 @@ def score(model: Textbook, windows: Tensor, draws: int, batch: int) -> Tensor:
     estimates = []
     for _ in range(draws):
         total = 0.0
-        for rows in windows.split(batch):
+        for rows in torch.split(windows, batch):
             u = (torch.rand(()) + torch.arange(len(rows)) / len(rows)) % 1
             t = 1e-3 + (1 - 1e-3) * u
             total += float(model.loss(rows, t, torch.rand(rows.shape))) * rows.numel()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.backbones.test_dit import BIDIRECTIONAL, OPTIONS, network, tokens
 from torch import Tensor
 
+from backbones.test_dit import BIDIRECTIONAL, OPTIONS, network, tokens
 from unmask.backbones.layers import Asked
 
 B, L = 4, 9

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,9 +14,9 @@ ROWS, WIDTH, VOCAB = 37, 6, 11
 
 
 @pytest.fixture(params=[1, 50, 10_000])
-def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(head, "AT_ONCE", request.param)
-    yield request.param
+    return int(request.param)
 
 
 def inputs(rows: int = ROWS, *, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -95,7 +95,7 @@ class DiTConfig:
 
 
 class Block(nn.Module):
-    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)); of the asked positions, if there are such."""
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)); at the `asked` positions, if given."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()

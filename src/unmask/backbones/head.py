@@ -48,7 +48,8 @@ class Answer(Protocol):
 def in_parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, answer: Answer) -> Tensor:
     """What `answer` says [N] of logits = hidden weight^T + bias [N, V], which is asked part by part."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        said: Tensor = _InParts.apply(hidden, weight, bias, answer)
+        apply: Any = _InParts.apply
+        said: Tensor = apply(hidden, weight, bias, answer)
         return said
     return torch.cat([answer(linear(hidden[part], weight, bias), part) for part in _parts(hidden, weight)])
 
@@ -89,7 +90,8 @@ class _InParts(torch.autograd.Function):
         )  # a second pass must not find what the first one changed
         rate = float(rates[0]) if len(rates) else 1.0
         if gradients is None or not bool((rates == rate).all()):
-            _, gradients = _with_gradients(*ctx.saved_tensors, ctx.answer, rates)
+            hidden, weight, bias = ctx.saved_tensors
+            _, gradients = _with_gradients(hidden, weight, bias, ctx.answer, rates)
         elif rate != 1.0:
             for gradient in gradients:
                 if gradient is not None:

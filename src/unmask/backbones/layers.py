@@ -171,10 +171,13 @@ class Attention(nn.Module):
 
     def _at(self, asked: Asked, x: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
         """The same at the asked positions only, [N, width]: keys and values of all, queries of these."""
-        to_query, to_rest = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
-        k, v = F.linear(x, to_rest).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        rows, length, width = x.shape
+        k, v = (
+            F.linear(x, self.qkv.weight[width:]).view(rows, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )
+        q = F.linear(asked.of(x), self.qkv.weight[:width]).view(-1, self.heads, 1, width // self.heads)
         cos, sin = (each[asked.position][:, None, None] for each in angles)
-        q = self._query(F.linear(asked.of(x), to_query).unflatten(-1, (self.heads, 1, -1)), (cos, sin))
+        q = self._query(q, (cos, sin))
         if seen is not None and seen.shape[2] > 1:
             seen = asked.placed(asked.of(seen[:, 0]), elsewhere=True)[:, None]
         mixed = F.scaled_dot_product_attention(

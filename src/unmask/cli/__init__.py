@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "measuring.evaluate",
     "judge": "measuring.judge",
     "report": "measuring.report",
+    "bench": "bench.bench",
     "completion": "completion.completion",
 }
 """Where each command lives, from here; the first line of its docstring is its line in the help."""

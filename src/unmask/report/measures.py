@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from unmask.data.corpus import Corpus
 from unmask.data.loader import Layout, Loader
 from unmask.diffusion.denoise import Around, Denoise

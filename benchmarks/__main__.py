@@ -1,0 +1,147 @@
+"""All of it in under 15 minutes: a table of ratios, figures as JSON, and a plot.
+
+python -m benchmarks [--out FOLDER] [--only WORD ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import memory, sampling, scaling, scoring, startup, training
+from benchmarks.measure import Result, peak_now
+from unmask.cli.table import print_table
+from unmask.provenance import made_by
+from unmask.training.machine import matmul_peak
+
+COMPARISONS: dict[str, Callable[[], Result]] = {
+    "training words": lambda: training.throughput(
+        "training, V = 50,258, 8 x 512, L = 128, batch 8", 4, training.WORDS, 8, repeats=5
+    ),
+    "training characters": lambda: training.throughput(
+        "training, characters, 6 x 384, L = 256, batch 16", 2, training.CHARACTERS, 16, repeats=5
+    ),
+    "memory": memory.measured,
+    "sampling words": lambda: sampling.sampling(
+        "sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, sampling.WORDS, 4, 32, repeats=2
+    ),
+    "sampling characters": lambda: sampling.sampling(
+        "sampling 16 x 256, characters, 1,000 steps", 10, sampling.CHARACTERS, 16, 1000, repeats=1, share=0.03
+    ),
+    "infilling": lambda: sampling.infilling(repeats=1),
+    "sliding": lambda: sampling.sliding(repeats=1),
+    "scoring": scoring.measured,
+}
+
+
+def main() -> None:
+    """Run what was asked for, everything by default."""
+    parser = argparse.ArgumentParser(prog="unmask bench", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench"), help="where JSON and plot are written"
+    )
+    parser.add_argument("--only", nargs="*", help="parts of names: " + ", ".join((*COMPARISONS, *EXTRAS)))
+    asked = parser.parse_args()
+    wanted = [name for name in (*COMPARISONS, *EXTRAS) if _is_wanted(name, asked.only)]
+    if not wanted:
+        raise SystemExit(f"unmask bench: nothing is called {' '.join(asked.only)}; see --help")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+    peaks = _peaks()
+    _say(", ".join(f"{name} matrix products {peak / 1e9:,.0f} GFLOP/s" for name, peak in peaks.items()))
+    results: dict[str, Result] = {}
+    extras: dict[str, Any] = {}
+    for number, name in enumerate(wanted, start=1):
+        _say(f"{number} of {len(wanted)}: {name} ({time.perf_counter() - begun:.0f} s so far)")
+        if name in COMPARISONS:
+            results[name] = COMPARISONS[name]()
+        else:
+            extras[name] = EXTRAS[name]()
+    _show(list(results.values()))
+    if "startup" in extras:
+        found = extras["startup"]
+        print(
+            f"\nstart-up of `unmask sample`: {found['sample']:.2f} s, of which `import torch`"
+            f" {found['torch']:.2f} s; --help {found['help']:.2f} s"
+        )
+    figures = {
+        **made_by(seed=0, data={}),
+        "peaks": peaks,
+        "peak_at_the_end": peak_now(),
+        "seconds": time.perf_counter() - begun,
+        "results": {name: result.to_json() for name, result in results.items()},
+        **extras,
+    }
+    (asked.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
+    if "scaling" in extras:
+        _plot(extras["scaling"], asked.out / "scaling.png")
+    _say(f"figures are in {asked.out}")
+
+
+EXTRAS: dict[str, Callable[[], Any]] = {
+    "startup": lambda: asdict(startup.measured()),
+    "scaling": lambda: [asdict(point) for point in scaling.measured()],
+}
+
+
+def _is_wanted(name: str, only: list[str] | None) -> bool:
+    return not only or any(word in name for word in only)
+
+
+def _peaks() -> dict[str, float]:
+    cpu = torch.device("cpu")
+    return {"float32": matmul_peak(torch.float32, cpu), "bfloat16": matmul_peak(torch.bfloat16, cpu)}
+
+
+def _show(results: list[Result]) -> None:
+    lines = []
+    for result in results:
+        spread = f"{min(result.ratios):.1f} to {max(result.ratios):.1f}" if len(result.ratios) > 1 else "once"
+        lines.append(
+            (
+                result.work,
+                f"{sorted(result.textbook)[len(result.textbook) // 2]:.2f} {result.unit}",
+                f"{sorted(result.ours)[len(result.ours) // 2]:.2f} {result.unit}",
+                f"{result.ratio:.1f}x",
+                spread,
+                f">= {result.bar:g}x",
+                "-" if result.share is None else f"{result.share:.0%}",
+            )
+        )
+    header = ("work", "textbook", "unmask", "ratio", "spread", "bar", "of fp32 peak")
+    if lines:
+        print_table(header, lines)
+
+
+def _plot(points: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3), layout="constrained")
+    for place, axis in zip(figure.subplots(1, len(scaling.AXES)), scaling.AXES, strict=True):
+        mine = [point for point in points if point["axis"] == axis]
+        values = [point["value"] for point in mine]
+        for name, marker in (("textbook", "s"), ("ours", "o")):
+            label = "unmask" if name == "ours" else name
+            place.loglog(values, [point[name] for point in mine], marker=marker, label=label)
+        place.set_xlabel(axis)
+        place.set_xticks(values, [str(value) for value in values])
+        place.minorticks_off()
+    figure.axes[0].set_ylabel("seconds")
+    figure.axes[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What sampling costs as length, vocabulary, steps and batch grow, both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchmarks.measure import pair, timed
+from benchmarks.textbook import Size, fill
+from unmask import Ancestral
+
+SIZE = Size(vocab=4096, depth=4, width=256, length=128, heads=4)
+ROWS, STEPS = 4, 16
+AXES: dict[str, tuple[int, ...]] = {
+    "length": (64, 128, 256, 512, 1024),
+    "vocabulary": (256, 2048, 8192, 32768),
+    "steps": (16, 64, 128, 256, 1024),
+    "batch": (1, 2, 4, 8, 16),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds to write some texts; the textbook's are linear in its steps, and measured for 16 of them."""
+
+    axis: str
+    value: int
+    ours: float
+    textbook: float
+    calls: int
+    head_rows: int
+
+
+def measured() -> list[Point]:
+    """Each axis by itself, from 4 texts of 128 tokens over 4,096 in 16 steps."""
+    return [_point(axis, value) for axis, values in AXES.items() for value in values]
+
+
+def _point(axis: str, value: int) -> Point:
+    size, rows, steps = SIZE, ROWS, STEPS
+    if axis == "length":
+        size = replace(SIZE, length=value)
+    elif axis == "vocabulary":
+        size = replace(SIZE, vocab=value)
+    elif axis == "steps":
+        steps = value
+    else:
+        rows = value
+    textbook, model = pair(size)
+    blank = torch.full((rows, size.length), textbook.mask)
+    model.fill(blank, Ancestral(1))
+    done = model.fill(blank, Ancestral(steps))
+    ours = min(timed(lambda: model.fill(blank, Ancestral(steps))) for _ in range(2 if steps <= 64 else 1))
+    theirs = timed(lambda: fill(textbook, blank, STEPS)) * steps / STEPS
+    return Point(axis, value, ours, theirs, done.network_calls, done.head_rows)
+
+
+if __name__ == "__main__":
+    for point in measured():
+        print(point, flush=True)

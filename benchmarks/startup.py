@@ -1,0 +1,46 @@
+"""Start-up: from the command to the text of a small model, and how much of that is importing torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import median, timed
+from unmask import MDLM, DiTConfig, LanguageModel, Tokenizer, save
+
+
+@dataclass(frozen=True)
+class Startup:
+    """Seconds, the middle of some."""
+
+    sample: float
+    torch: float
+    help: float
+
+
+def measured(repeats: int = 5) -> Startup:
+    """`unmask sample` on a 2 x 64 model, one token; the first run, which reads the files, is not counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        backbone = DiTConfig(width=64, depth=2, heads=2, length=64)
+        save(LanguageModel.new(backbone, MDLM(), Tokenizer.bytes()), Path(folder) / "model")
+        commands = {
+            "sample": ["-m", "unmask", "sample", f"{folder}/model", "--length", "1", "--steps", "1"],
+            "torch": ["-c", "import torch"],
+            "help": ["-m", "unmask", "--help"],
+        }
+        found = {}
+        for name, arguments in commands.items():
+            command = [sys.executable, *arguments]
+            times = [
+                timed(lambda command=command: subprocess.run(command, check=True, capture_output=True))  # type: ignore[misc]
+                for _ in range(repeats + 1)
+            ]
+            found[name] = median(times[1:])
+    return Startup(**found)
+
+
+if __name__ == "__main__":
+    print(measured())

@@ -1,0 +1,64 @@
+"""`unmask bench`: a table, figures as JSON, and a plot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as program
+from benchmarks.measure import Result
+from benchmarks.scaling import AXES, Point, _point
+from benchmarks.startup import Startup
+from unmask.cli import bench as command
+
+TOY = Result("a toy", 2.0, (3.0, 4.0), (1.0, 2.0), share=0.5)
+
+
+def test_figures_are_shown_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [asdict(Point(axis, value, 1.0, 2.0, 3, 4)) for axis, values in AXES.items() for value in values]
+    monkeypatch.setattr(program, "COMPARISONS", {"toy": lambda: TOY})
+    extras = {"scaling": lambda: points, "startup": lambda: asdict(Startup(2.0, 1.5, 0.1))}
+    monkeypatch.setattr(program, "EXTRAS", extras)
+    monkeypatch.setattr(program, "_peaks", lambda: {"float32": 1e9})
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
+    program.main()
+    shown = capsys.readouterr()
+    assert "a toy" in shown.out
+    assert "2.5x" in shown.out
+    assert "`import torch` 1.50 s" in shown.out
+    figures = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert figures["results"]["toy"]["ratios"] == [3.0, 2.0]
+    assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_what_is_asked_for_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "COMPARISONS", {"toy": lambda: TOY, "other": lambda: 1 / 0})
+    monkeypatch.setattr(program, "EXTRAS", {})
+    monkeypatch.setattr(program, "_peaks", dict)
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "toy"])
+    program.main()
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "nothing"])
+    with pytest.raises(SystemExit, match="nothing is called nothing"):
+        program.main()
+
+
+@pytest.mark.parametrize("axis", list(AXES))
+def test_a_point_of_each_axis(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.scaling.SIZE", program.scaling.Size(9, 1, 16, 8, heads=2))
+    point = _point(axis, 8)
+    assert point.calls <= 8
+    assert point.head_rows == (8 if axis == "batch" else 4) * 8
+    assert point.ours > 0
+    assert point.textbook > 0
+
+
+def test_without_the_source_tree_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="come with the source tree"):
+        command.bench()

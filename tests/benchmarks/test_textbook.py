@@ -1,0 +1,124 @@
+"""The yardstick computes what `unmask` does: only speed differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.measure import RandomText, Result, compare, pair, side_by_side
+from benchmarks.textbook import Size, Textbook, Trainer, fill, gumbel_choice, score, slide
+from benchmarks.training import steps
+from unmask.objectives.base import corrupt
+from unmask.types import Batch
+
+SIZE = Size(vocab=13, depth=2, width=32, length=12, heads=2)
+
+
+def text(rows: int) -> torch.Tensor:
+    ids = RandomText.of(rows * SIZE.length, SIZE.vocab).ids
+    return torch.from_numpy(ids).view(rows, SIZE.length)
+
+
+def test_log_x_is_the_same() -> None:
+    textbook, model = pair(SIZE)
+    z = text(3).masked_fill(torch.arange(SIZE.length) % 3 == 0, textbook.mask)
+    rows = z == textbook.mask
+    with torch.no_grad():
+        torch.testing.assert_close(
+            textbook(z)[rows][:, :-1], model.denoise(z, torch.full((3, 1), 0.5), rows)[:, :-1]
+        )
+
+
+def test_losses_and_gradients_are_the_same() -> None:
+    """For the same times and the same noise."""
+    textbook, model = pair(SIZE)
+    denoise, objective = model.denoise.train(), model.objective
+    x, t = text(4), torch.tensor([0.2, 0.4, 0.7, 0.95])
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moment = objective.moment(t[:, None].double())
+    batch = Batch(x)
+    z = corrupt(objective.process, batch, moment.alpha, noise, denoise.vocab)
+    ours = objective.charge(denoise, batch, z, moment, torch.ones(4, 1)).mean()
+    theirs = textbook.loss(x, t, noise)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    ours.backward()
+    theirs.backward()
+    head = denoise.backbone.output.weight.grad
+    assert head is not None
+    published: Any = textbook.output_layer.linear.weight.grad
+    torch.testing.assert_close(head, published, rtol=1e-3, atol=1e-6)
+
+
+def test_sampling_fills_every_hole_and_keeps_the_rest() -> None:
+    textbook, _ = pair(SIZE)
+    x = text(2)
+    holes = torch.arange(SIZE.length) % 2 == 0
+    filled = fill(textbook, x.masked_fill(holes, textbook.mask), steps=5)
+    assert bool((filled != textbook.mask).all())
+    assert torch.equal(filled[:, ~holes], x[:, ~holes])
+    assert bool((slide(textbook, 1, 24, 6, steps=3) != textbook.mask).all())
+
+
+def test_gumbel_choices_have_the_right_frequencies() -> None:
+    torch.manual_seed(0)
+    weights = torch.tensor([0.1, 0.2, 0.7]).expand(20_000, 3)
+    counts = torch.bincount(gumbel_choice(weights), minlength=3) / 20_000
+    torch.testing.assert_close(counts, weights[0], atol=0.015, rtol=0)
+
+
+def test_it_learns() -> None:
+    torch.manual_seed(0)
+    trainer = Trainer(Textbook(SIZE), lr=1e-2)
+    losses = [trainer.step(torch.ones(8, SIZE.length, dtype=torch.int64)) for _ in range(30)]
+    assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
+
+
+def test_its_score_is_ours() -> None:
+    textbook, model = pair(SIZE)
+    x = text(8)
+    torch.manual_seed(0)
+    theirs = score(textbook, x, draws=60, batch=8)
+    ours = model.score([row.tolist() for row in x], draws=256)
+    error = float(theirs.std()) / 60**0.5 + ours.standard_error
+    assert abs(float(theirs.mean()) - ours.nats_per_token) < 4 * error
+
+
+def test_both_are_stepped_on_the_same_text() -> None:
+    trainer, run = steps(SIZE, batch=4)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    assert abs(trainer.step(run.loader.batch(0).tokens) - run.step()["loss"]) < 2
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+@dataclass
+class Clock:
+    """Work that takes a known time."""
+
+    calls: int = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+def test_both_works_are_measured_in_turns() -> None:
+    theirs, ours = Clock(), Clock()
+    times = side_by_side(theirs, ours, repeats=3)
+    assert (theirs.calls, ours.calls, len(times[0]), len(times[1])) == (4, 4, 3, 3)
+
+
+def test_a_result_is_the_middle_of_its_ratios() -> None:
+    result = Result("work", 2.0, (2.0, 9.0, 3.0), (1.0, 1.0, 1.0))
+    assert result.ratio == 3.0
+    assert result.to_json()["met"] is True
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_comparison_counts_the_products(repeats: int) -> None:
+    a = torch.randn(32, 32)
+    result = compare("product", 1, lambda: a @ a @ a, lambda: a @ a, repeats)
+    assert len(result.ratios) == repeats
+    assert result.share is not None
+    assert 0 < result.share < 2
