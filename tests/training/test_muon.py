@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from unmask.training.muon import MuonOptimizer, orthogonal
+from unmask.training.muon import MuonOptimizer, _iterated, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (20, 90), (90, 20)])
@@ -47,3 +49,22 @@ def test_steps_are_those_of_torch_within_its_bfloat16() -> None:
 def test_only_matrices() -> None:
     with pytest.raises(ValueError, match="Muon is for matrices"):
         MuonOptimizer([nn.Parameter(torch.zeros(3))], lr=0.1)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e5])
+@pytest.mark.parametrize("shape", [(16, 64), (64, 16), (16, 24)])
+def test_long_matrices_are_iterated_through_their_gram_matrix(
+    shape: tuple[int, int], condition: float
+) -> None:
+    """In float32 as in float64, and as well for matrices that are almost singular."""
+    generator = torch.Generator().manual_seed(0)
+    short = min(shape)
+    left, _ = torch.linalg.qr(torch.randn(shape[0], short, generator=generator, dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(shape[1], short, generator=generator, dtype=torch.float64))
+    sizes = torch.logspace(0, -math.log10(condition), short, dtype=torch.float64)
+    matrix = left * sizes @ right.mT
+    x = matrix.mT if shape[0] > shape[1] else matrix
+    expected = _iterated(x / x.norm(), 5)
+    expected = expected.mT if shape[0] > shape[1] else expected
+    torch.testing.assert_close(orthogonal(matrix), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(orthogonal(matrix.float()).double(), expected, rtol=0, atol=0.01)

@@ -52,12 +52,36 @@ class MuonOptimizer(Optimizer):
 
 def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
     """The nearest matrix whose singular values are all about 1 (0.7 to 1.2), by Newton-Schulz iteration."""
-    a, b, c = COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
     x = x / x.norm().clamp(min=1e-7)
+    long = x.shape[1] >= 2 * x.shape[0] and x.dtype != torch.bfloat16
+    x = _iterated_factor(x @ x.mT, rounds) @ x if long else _iterated(x, rounds)
+    return x.mT if tall else x
+
+
+def _iterated(x: Tensor, rounds: int) -> Tensor:
+    """x <- (a + b G + c G^2) x, with G = x x^T."""
+    a, b, c = COEFFICIENTS
     for _ in range(rounds):
         gram = x @ x.mT
         x = torch.addmm(x, b * gram + c * gram @ gram, x, beta=a)
-    return x.mT if tall else x
+    return x
+
+
+def _iterated_factor(gram: Tensor, rounds: int) -> Tensor:
+    """What `_iterated` multiplies x with, from x x^T alone: for long matrices half the work.
+
+    A round multiplies x with P = a + b G + c G^2, and so G with P on both sides.
+    """
+    a, b, c = COEFFICIENTS
+    factor: Tensor | None = None
+    for number in range(rounds):
+        p = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        p.diagonal().add_(a)
+        factor = p if factor is None else p @ factor
+        if number < rounds - 1:
+            gram = p @ gram @ p
+    assert factor is not None
+    return factor
