@@ -12,101 +12,71 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.measure import converted, peak_now
 from benchmarks.textbook import Size, Textbook, Trainer
-from unmask import MDLM, LanguageModel
-from unmask.backbones.dit import DiTConfig, LocalStart
+from unmask import Autoregression, LanguageModel
+from unmask.config import override
 from unmask.data.corpus import Corpus, PrepareOptions, prepare
 from unmask.data.loader import Loader, Wrapped
 from unmask.evaluation.likelihood import score_rows
-from unmask.objectives import Autoregression
-from unmask.training.curriculum import Widening
-from unmask.training.loop import Run, Training
-from unmask.training.optim import AdamW, LinearDecay, Muon
+from unmask.experiment import Experiment, begin
+from unmask.recipes import text8_tiny
+from unmask.training.loop import Run
 from unmask.world import World
 
 CALIBRATION = 12
 """Steps whose time says how many fit into the budget; they are not part of the run."""
 
-
-@dataclass(frozen=True)
-class Arm:
-    """A recipe: a network, an objective, and how it is trained but for the number of steps."""
-
-    backbone: DiTConfig
-    objective: MDLM | Autoregression
-    training: Training
-    warmup: float = 0.05
-
-
-def default(width: int, depth: int, length: int, batch: int, lr: float) -> Arm:
-    """All parts that were found to help."""
-    return Arm(
-        DiTConfig(
-            width=width,
-            depth=depth,
-            heads=width // 64,
-            length=length,
-            dropout=0.0,
-            rotary_base=100.0,
-            local=LocalStart(),
-        ),
-        MDLM(exact_counts=True),
-        Training(
-            batch_size=batch,
-            optimizer=Muon(lr=lr, rest=AdamW(lr=lr / 2)),
-            decay=LinearDecay(),
-            curriculum=Widening(),
-            ema=0.98,
-        ),
-    )
+PARTS: dict[str, tuple[str, ...]] = {
+    "local": ("backbone.local=null", "backbone.rotary_base=10000"),
+    "exact": ("objective.exact_counts=false",),
+    "curriculum": ("training.curriculum=null",),
+    "muon": ("training.optimizer=AdamW", "training.optimizer.lr=1e-3"),
+    "unigram": ("unigram_start=false",),
+}
+"""Parts of the recipe, and what must be changed to leave them out."""
 
 
-def without(arm: Arm, part: str) -> Arm:
-    """The same recipe without one of its parts."""
-    backbone, training, objective = arm.backbone, arm.training, arm.objective
-    if part == "local":
-        backbone = replace(backbone, local=None, rotary_base=10_000.0)
-    elif part == "curriculum":
-        training = replace(training, curriculum=None)
-    elif part == "muon":
-        training = replace(training, optimizer=AdamW(lr=1e-3))
-    elif part == "exact":
-        objective = MDLM()
-    elif part == "diffusion":  # autoregression of the same size: exact, and no masks
-        backbone = replace(backbone, local=None, causal=True)
-        objective, training = Autoregression(), replace(training, curriculum=None)
-    else:
-        raise SystemExit(f"there is no part {part!r} to leave out")
-    return replace(arm, backbone=backbone, training=training, objective=objective)
+def recipe(arm: str, changes: Sequence[str]) -> Experiment:
+    """`text8-tiny` as it is (default), without a part (no-PART), or autoregressive (ar)."""
+    experiment = text8_tiny()
+    if arm == "ar":
+        experiment = experiment.with_objective(Autoregression())
+    elif arm != "default":
+        part = arm.removeprefix("no-")
+        if part not in PARTS:
+            raise SystemExit(
+                f"there is no arm {arm!r}; choose default, ar or no- and one of {', '.join(PARTS)}"
+            )
+        changes = (*PARTS[part], *changes)
+    return override(experiment, *changes)
 
 
-def train(arm: Arm, corpus: Corpus, seconds: float, seed: int) -> tuple[LanguageModel, dict[str, float]]:
+def train(
+    experiment: Experiment, corpus: Corpus, seconds: float, seed: int
+) -> tuple[LanguageModel, dict[str, float]]:
     """As many steps as fit into the time, and the model with its averaged weights."""
 
-    def fresh(steps: int) -> tuple[LanguageModel, Run]:
-        torch.manual_seed(seed)
-        model = LanguageModel.new(arm.backbone, arm.objective, corpus.tokenizer)
-        settings = replace(arm.training, steps=steps, warmup=round(arm.warmup * steps), seed=seed, bf16=False)
-        loader = Loader(corpus.splits["train"], Wrapped(arm.backbone.length), settings.batch_size, seed)
-        model.denoise.train()
-        return model, Run(model.denoise, arm.objective, loader, settings, World())
+    def begun(steps: int) -> Run:
+        settings = replace(experiment.training, steps=steps, warmup=steps // 20, seed=seed, bf16=False)
+        run = begin(replace(experiment, training=settings), corpus, World())
+        run.denoise.train()
+        return run
 
-    steps = int(seconds / _seconds_a_step(fresh(CALIBRATION)[1].step))
-    model, run = fresh(steps)
+    steps = int(seconds / _seconds_a_step(begun(CALIBRATION).step))
+    run = begun(steps)
     start = time.perf_counter()
     for _ in range(steps):
         run.step()
     spent = time.perf_counter() - start
-    with torch.no_grad():
-        for name, parameter in model.denoise.named_parameters():
-            parameter.copy_(run.ema.weights[name])
+    run.ema.settle(run.denoise)
+    model = LanguageModel(run.denoise, corpus.tokenizer)
     return model, {"seconds": spent, "steps": steps, "tokens": run.state.tokens}
 
 
@@ -115,12 +85,8 @@ def train_textbook(
 ) -> tuple[LanguageModel, dict[str, float]]:
     """The published recipe: AdamW, warm-up, constant learning rate, dropout, moving average."""
     loader = Loader(corpus.splits["train"], Wrapped(size.length), batch, seed)
-
-    def fresh() -> Trainer:
-        torch.manual_seed(seed)
-        return Trainer(Textbook(size, dropout=0.1), lr)
-
-    trainer = fresh()
+    torch.manual_seed(seed)
+    trainer = Trainer(Textbook(size, dropout=0.1), lr)
     step = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -162,14 +128,10 @@ def main() -> None:
     parser.add_argument("train")
     parser.add_argument("test")
     parser.add_argument("--tokenizer", default="text8")
-    parser.add_argument("--arm", default="default", help="default, no-PART, textbook or textbook:LR")
+    parser.add_argument("--arm", default="default", help="default, no-PART, ar, textbook or textbook:LR")
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe, as unmask train has it")
     parser.add_argument("--windows", type=int, default=512)
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("runs/quality"))
@@ -178,15 +140,14 @@ def main() -> None:
     tokenizer = str(asked.folder / "train" / "tokenizer.json")
     held_out = prepare([asked.test], asked.folder / "test", tokenizer, PrepareOptions(share=0))
     peak = peak_now()
+    experiment = recipe("default" if asked.arm.startswith("textbook") else asked.arm, asked.set)
+    net, batch = experiment.backbone, experiment.training.batch_size
     if asked.arm.startswith("textbook"):
-        size = Size(corpus.tokenizer.size + 1, asked.depth, asked.width, asked.length, asked.width // 64)
+        size = Size(corpus.tokenizer.size + 1, net.depth, net.width, net.length, net.heads)
         lr = float(asked.arm.partition(":")[2] or 3e-4)
-        model, facts = train_textbook(lr, size, asked.batch, corpus, asked.seconds, asked.seed)
+        model, facts = train_textbook(lr, size, batch, corpus, asked.seconds, asked.seed)
     else:
-        arm = default(asked.width, asked.depth, asked.length, asked.batch, asked.lr)
-        if asked.arm != "default":
-            arm = without(arm, asked.arm.removeprefix("no-"))
-        model, facts = train(arm, corpus, asked.seconds, asked.seed)
+        model, facts = train(experiment, corpus, asked.seconds, asked.seed)
     found = measure(model, held_out, asked.windows, asked.passes)
     line = {
         **{key: value for key, value in vars(asked).items() if not isinstance(value, Path)},
@@ -198,7 +159,7 @@ def main() -> None:
     with (asked.folder / "results.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(
-        f"{asked.arm} {asked.depth} x {asked.width}, seed {asked.seed}:"
+        f"{asked.arm} {' '.join(asked.set)} {net.depth} x {net.width}, seed {asked.seed}:"
         f" {found['nats']:.3f} ± {found['error']:.3f} nats/token"
         f" after {facts['seconds']:.0f} s, {facts['steps']} steps,"
         f" {facts['tokens'] / facts['seconds']:,.0f} tokens/s"

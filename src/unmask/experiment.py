@@ -104,7 +104,7 @@ OBJECTIVES: dict[str, AnyObjective] = {
 def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
     """Prepare, train (or go on training) and export; False if a signal stopped it before its end."""
     corpus = prepare_corpus(experiment, folder, world)
-    run = _run(experiment, corpus, world)
+    run = begin(experiment, corpus, world)
     path, damaged = checkpoint.newest(folder)
     if path is not None:
         run.resume(path)
@@ -165,11 +165,9 @@ def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint yet")
     corpus = Corpus.open(folder / "corpus")
-    run = _run(experiment, corpus, World())
+    run = begin(experiment, corpus, World())
     run.resume(newest)
-    with torch.no_grad():
-        for name, parameter in run.denoise.named_parameters():
-            parameter.copy_(run.ema.weights[name])
+    run.ema.settle(run.denoise)
     return LanguageModel(run.denoise.eval(), corpus.tokenizer), _facts(experiment, corpus, run)
 
 
@@ -186,7 +184,8 @@ def _facts(experiment: Experiment, corpus: Corpus, run: Run) -> Facts:
     }
 
 
-def _run(experiment: Experiment, corpus: Corpus, world: World) -> Run:
+def begin(experiment: Experiment, corpus: Corpus, world: World) -> Run:
+    """A run of the experiment at its first step."""
     training = experiment.training
     torch.manual_seed(training.seed)
     denoise = ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()

@@ -20,20 +20,36 @@ LINES = PrepareOptions(source=SourceOptions(lines=True))
 
 def stdlib_tiny() -> Experiment:
     """Python's own standard library, a 4 x 192 model: three minutes on two cores, and nothing to download."""
+    return _quick("stdlib", "bpe:4096", width=192, heads=4, length=128, steps=640)
+
+
+def text8_tiny() -> Experiment:
+    """Characters of Wikipedia, a 4 x 256 model: four minutes on two cores."""
+    return _quick("text8/train.txt", "text8", width=256, heads=4, length=256, steps=500)
+
+
+def _quick(source: str, tokenizer: str, *, width: int, heads: int, length: int, steps: int) -> Experiment:
+    """All that makes small models learn fast; what each part is worth is in docs/performance.md."""
     return Experiment(
-        sources=("stdlib",),
-        tokenizer="bpe:4096",
+        sources=(source,),
+        tokenizer=tokenizer,
         backbone=DiTConfig(
-            width=192, depth=4, heads=4, length=128, dropout=0.0, rotary_base=100.0, local=LocalStart()
+            width=width,
+            depth=4,
+            heads=heads,
+            length=length,
+            dropout=0.0,
+            rotary_base=100.0,
+            local=LocalStart(),
         ),
         objective=MDLM(exact_counts=True),
         unigram_start=True,
-        layout=Wrapped(128),
+        layout=Wrapped(length),
         training=Training(
-            steps=640,
+            steps=steps,
             batch_size=8,
             optimizer=Muon(lr=4e-3, rest=AdamW(lr=2e-3)),
-            warmup=32,
+            warmup=steps // 20,
             decay=LinearDecay(),
             curriculum=Widening(),
             ema=0.97,
@@ -113,6 +129,7 @@ def dna() -> Experiment:
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "stdlib-tiny": stdlib_tiny,
+    "text8-tiny": text8_tiny,
     "text8": text8,
     "ptb": ptb,
     "wikitext2": wikitext2,

@@ -168,6 +168,12 @@ class Ema:
             self._swap(pairs)
 
     @torch.no_grad()
+    def settle(self, model: nn.Module) -> None:
+        """The averaged weights, for good."""
+        for name, parameter in model.named_parameters():
+            parameter.copy_(self.weights[name])
+
+    @torch.no_grad()
     def _swap(self, pairs: list[tuple[nn.Parameter, Tensor]]) -> None:
         for parameter, average in pairs:
             kept = parameter.detach().clone()
