@@ -91,7 +91,7 @@ def traffic(model: Model, ranks: int, sharded: bool) -> float:
 
 def memory(model: Model, ranks: int, rows: int, sharded: bool) -> float:
     """Bytes a rank holds: weights and state, the largest unsharded layer, activations, a part of logits."""
-    state = STATE * model.parameters
+    state: float = STATE * model.parameters
     if sharded:
         state = state / ranks + 8 * max(model.vocab * model.width, 12 * model.width**2)
     return state + rows * model.length * model.activation_bytes_per_token + 4 * (1 << 26)
