@@ -105,6 +105,9 @@ def pair(size: Size, seed: int = 0) -> tuple[Textbook, unmask.LanguageModel]:
     """A textbook network with random weights, and `unmask`'s with the same."""
     torch.manual_seed(seed)
     textbook = Textbook(size)
+    with torch.no_grad():  # zeros would hide what depends on what
+        for parameter in textbook.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
     return textbook, converted(textbook)
 
 

@@ -1,6 +1,8 @@
-"""Time to quality: nats per character of text8 (or another text) after so many seconds of training.
+"""Time to quality: nats per token of held-out text after so many seconds of training.
 
-    python -m benchmarks.quality text8/train.txt text8/test.txt --arm default --seconds 240 --seed 0
+    python -m benchmarks.quality text8/train.txt text8/test.txt --seconds 240 --seed 1
+    python -m benchmarks.quality --recipe stdlib-tiny --seconds 120
+    python -m benchmarks.quality text8/train.txt text8/test.txt --arm no-muon --set backbone.depth=6
 
 Only training is timed. What is reported is always the true bound, measured in the same way for every arm: on
 windows that lie evenly over a text that no choice was made on, with the averaged weights.
@@ -22,11 +24,12 @@ from benchmarks.measure import converted, peak_now
 from benchmarks.textbook import Size, Textbook, Trainer
 from unmask import Autoregression, LanguageModel
 from unmask.config import override
-from unmask.data.corpus import Corpus, PrepareOptions, prepare
+from unmask.data.corpus import Corpus, prepare
 from unmask.data.loader import Loader, Wrapped
+from unmask.data.shards import Split
 from unmask.evaluation.likelihood import score_rows
 from unmask.experiment import Experiment, begin
-from unmask.recipes import text8_tiny
+from unmask.recipes import RECIPES
 from unmask.training.loop import Run
 from unmask.world import World
 
@@ -43,9 +46,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 """Parts of the recipe, and what must be changed to leave them out."""
 
 
-def recipe(arm: str, changes: Sequence[str]) -> Experiment:
-    """`text8-tiny` as it is (default), without a part (no-PART), or autoregressive (ar)."""
-    experiment = text8_tiny()
+def changed(experiment: Experiment, arm: str, changes: Sequence[str]) -> Experiment:
+    """The recipe as it is (default), without a part (no-PART), or autoregressive (ar)."""
     if arm == "ar":
         experiment = experiment.with_objective(Autoregression())
     elif arm != "default":
@@ -102,9 +104,8 @@ def train_textbook(
     return LanguageModel(converted(trainer.model).denoise, corpus.tokenizer), facts
 
 
-def measure(model: LanguageModel, corpus: Corpus, windows: int, passes: int) -> dict[str, float]:
+def measure(model: LanguageModel, split: Split, windows: int, passes: int) -> dict[str, float]:
     """Nats per token on windows that lie evenly over the text, and their standard error given the text."""
-    (split,) = corpus.splits.values()
     length = model.denoise.max_length
     assert length is not None
     with model.inference():
@@ -122,12 +123,26 @@ def _seconds_a_step(step: Callable[[], object]) -> float:
     return statistics.median(times[2:])
 
 
+def _texts(experiment: Experiment, files: Sequence[str], folder: Path) -> tuple[Corpus, Split]:
+    """What to train on, and what to measure on."""
+    if not files:
+        corpus = prepare(experiment.sources, folder / "own", experiment.tokenizer, experiment.options)
+        return corpus, corpus.splits["valid"]
+    training, held_out = files
+    all_of_it = replace(experiment.options, share=0.0)
+    corpus = prepare([training], folder / "train", experiment.tokenizer, all_of_it)
+    tokenizer = str(folder / "train" / "tokenizer.json")
+    other = prepare([held_out], folder / Path(held_out).stem, tokenizer, all_of_it)
+    return corpus, other.splits["train"]
+
+
 def main() -> None:
     """Train, measure, and append one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("train")
-    parser.add_argument("test")
-    parser.add_argument("--tokenizer", default="text8")
+    parser.add_argument(
+        "texts", nargs="*", help="two files, to train and to measure on; else the recipe's own"
+    )
+    parser.add_argument("--recipe", default="text8-tiny", choices=RECIPES)
     parser.add_argument("--arm", default="default", help="default, no-PART, ar, textbook or textbook:LR")
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--seed", type=int, default=0)
@@ -136,11 +151,10 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("runs/quality"))
     asked = parser.parse_args()
-    corpus = prepare([asked.train], asked.folder / "train", asked.tokenizer, PrepareOptions(share=0))
-    tokenizer = str(asked.folder / "train" / "tokenizer.json")
-    held_out = prepare([asked.test], asked.folder / "test", tokenizer, PrepareOptions(share=0))
+    base = RECIPES[asked.recipe]()
+    corpus, held_out = _texts(base, asked.texts, asked.folder / asked.recipe)
     peak = peak_now()
-    experiment = recipe("default" if asked.arm.startswith("textbook") else asked.arm, asked.set)
+    experiment = changed(base, "default" if asked.arm.startswith("textbook") else asked.arm, asked.set)
     net, batch = experiment.backbone, experiment.training.batch_size
     if asked.arm.startswith("textbook"):
         size = Size(corpus.tokenizer.size + 1, net.depth, net.width, net.length, net.heads)

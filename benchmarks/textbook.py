@@ -70,6 +70,14 @@ class Norm(nn.Module):
         return F.layer_norm(x.float(), self.weight.shape) * self.weight
 
 
+def zeros(inputs: int, outputs: int) -> nn.Linear:
+    """Blocks start as the identity and predictions as uniform: gates and head are zero."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
 def half_turned(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
@@ -86,7 +94,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
         )
-        self.adaLN_modulation = nn.Linear(CONDITION, 6 * width)
+        self.adaLN_modulation = zeros(CONDITION, 6 * width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, condition: Tensor) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(condition)[:, None].chunk(6, -1)
@@ -103,8 +111,8 @@ class Final(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.norm_final = Norm(size.width)
-        self.linear = nn.Linear(size.width, size.vocab)
-        self.adaLN_modulation = nn.Linear(CONDITION, 2 * size.width)
+        self.linear = zeros(size.width, size.vocab)
+        self.adaLN_modulation = zeros(CONDITION, 2 * size.width)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(condition)[:, None].chunk(2, -1)
@@ -115,7 +123,8 @@ class Final(nn.Module):
 class Embedding(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.embedding = nn.Parameter(0.02 * torch.randn(size.vocab, size.width))
+        self.embedding = nn.Parameter(torch.empty(size.vocab, size.width))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
     def forward(self, z: Tensor) -> Tensor:
         return self.embedding[z]
@@ -168,6 +177,7 @@ class Trainer:
         self.model, self.ema = model, ema
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         self.average = [p.detach().clone() for p in model.parameters()]
+        self.updates = 0
 
     def step(self, x: Tensor) -> float:
         """One update; the loss before it."""
@@ -177,9 +187,11 @@ class Trainer:
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
+        self.updates += 1
+        decay = min(self.ema, (1 + self.updates) / (10 + self.updates))
         with torch.no_grad():
             for average, parameter in zip(self.average, self.model.parameters(), strict=True):
-                average.sub_((1 - self.ema) * (average - parameter))
+                average.sub_((1 - decay) * (average - parameter))
         return float(loss.detach())
 
 

@@ -44,12 +44,14 @@ def test_asked_positions(
 
 
 @every_network
-def test_gradients_are_the_same(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
+def test_gradients_are_the_same(options: dict[str, Any], context: dict[str, Tensor]) -> None:
     gradients = []
     for asked in (True, False):
         net = network(**options).double()
         z, t = tokens(B, L), torch.full((B, 1), 0.3, dtype=torch.float64)
-        hidden = net.encode(z, t, ROWS["some"]) if asked else net.encode(z, t)[ROWS["some"]]
+        rows = ROWS["some"] & VALID
+        hidden = net.encode(z, t, rows, **context) if asked else net.encode(z, t, **context)[rows]
         hidden.sin().sum().backward()
         gradients.append({name: p.grad for name, p in net.named_parameters()})
     torch.testing.assert_close(gradients[0], gradients[1])
