@@ -31,7 +31,7 @@ COMPARISONS: dict[str, Callable[[], Result]] = {
     ),
     "memory": memory.measured,
     "sampling words": lambda: sampling.sampling(
-        "sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, sampling.WORDS, 4, 32, repeats=2
+        "sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, sampling.WORDS, 4, 32, repeats=3, share=0.25
     ),
     "sampling characters": lambda: sampling.sampling(
         "sampling 16 x 256, characters, 1,000 steps", 10, sampling.CHARACTERS, 16, 1000, repeats=1, share=0.03
@@ -65,6 +65,16 @@ def main() -> None:
             results[name] = COMPARISONS[name]()
         else:
             extras[name] = EXTRAS[name]()
+        figures = {
+            **made_by(seed=0, data={}),
+            "peaks": peaks,
+            "peak_at_the_end": peak_now(),
+            "seconds": time.perf_counter() - begun,
+            "results": {each: result.to_json() for each, result in results.items()},
+            **extras,
+        }
+        # After each, so that a run that is stopped is not lost.
+        (asked.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     _show(list(results.values()))
     if "startup" in extras:
         found = extras["startup"]
@@ -72,15 +82,6 @@ def main() -> None:
             f"\nstart-up of `unmask sample`: {found['sample']:.2f} s, of which `import torch`"
             f" {found['torch']:.2f} s; --help {found['help']:.2f} s"
         )
-    figures = {
-        **made_by(seed=0, data={}),
-        "peaks": peaks,
-        "peak_at_the_end": peak_now(),
-        "seconds": time.perf_counter() - begun,
-        "results": {name: result.to_json() for name, result in results.items()},
-        **extras,
-    }
-    (asked.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     if "scaling" in extras:
         _plot(extras["scaling"], asked.out / "scaling.png")
     _say(f"figures are in {asked.out}")

@@ -33,7 +33,7 @@ from unmask.recipes import RECIPES
 from unmask.training.loop import Run
 from unmask.world import World
 
-CALIBRATION = 12
+CALIBRATION = 20
 """Steps whose time says how many fit into the budget; they are not part of the run."""
 
 PARTS: dict[str, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ def train(
         run.denoise.train()
         return run
 
-    steps = int(seconds / _seconds_a_step(begun(CALIBRATION).step))
+    steps = max(1, int(seconds / _seconds_a_step(begun(CALIBRATION).step)))
     run = begun(steps)
     start = time.perf_counter()
     for _ in range(steps):
@@ -120,7 +120,7 @@ def _seconds_a_step(step: Callable[[], object]) -> float:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+    return statistics.quantiles(times[2:])[0]  # the first steps are slower than the many that follow
 
 
 def _texts(experiment: Experiment, files: Sequence[str], folder: Path) -> tuple[Corpus, Split]:

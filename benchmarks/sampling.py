@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks.measure import Result, compare, pair
-from benchmarks.textbook import Size, fill, slide
-from unmask import Ancestral
+from benchmarks.textbook import Size, Textbook, fill, slide
+from unmask import Ancestral, LanguageModel
 from unmask.sampling.semi import SemiAutoregressive
 
 WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
@@ -17,38 +17,48 @@ CHARACTERS = Size(vocab=28, depth=6, width=384, length=256)
 def sampling(
     work: str, bar: float, size: Size, rows: int, steps: int, repeats: int, share: float = 1.0
 ) -> Result:
-    """Text from nothing but masks; the textbook's time is linear in its steps, and a share of them is run."""
+    """Text from nothing but masks."""
     textbook, model = pair(size)
     blank = torch.full((rows, size.length), textbook.mask)
+    return _compared(work, bar, textbook, model, blank, steps, repeats, share)
+
+
+def infilling(repeats: int, size: Size = LONG, steps: int = 32, share: float = 0.25) -> Result:
+    """A tenth of a text is hidden."""
+    textbook, model = pair(size)
+    text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
+    hidden = text.masked_fill(torch.arange(size.length) % 10 == 3, textbook.mask)
+    work = f"infilling 10 % of {size.length:,} tokens, V = 50,258, {steps} steps"
+    return _compared(work, 6, textbook, model, hidden, steps, repeats, share)
+
+
+def _compared(
+    work: str,
+    bar: float,
+    textbook: Textbook,
+    model: LanguageModel,
+    canvas: torch.Tensor,
+    steps: int,
+    repeats: int,
+    share: float,
+) -> Result:
+    """The textbook calls its network in (almost) every step and once at the end: a share of these is run."""
     return compare(
         work,
         bar,
-        lambda: fill(textbook, blank, round(share * steps) - 1),
-        lambda: model.fill(blank, Ancestral(steps)),
+        lambda: fill(textbook, canvas, max(1, round(share * (steps + 1)) - 1)),
+        lambda: model.fill(canvas, Ancestral(steps)),
         repeats,
         note="" if share == 1 else f"textbook from {share:.0%} of the steps",
         warm=False,
         share=share,
+        counted=steps <= 32,
     )
 
 
-def infilling(repeats: int, size: Size = LONG, steps: int = 32) -> Result:
-    """A tenth of a text is hidden."""
-    textbook, model = pair(size)
-    text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
-    holes = torch.arange(size.length) % 10 == 3
-    hidden = text.masked_fill(holes, textbook.mask)
-    return compare(
-        f"infilling 10 % of {size.length:,} tokens, V = 50,258, {steps} steps",
-        6,
-        lambda: fill(textbook, hidden, steps),
-        lambda: model.fill(hidden, Ancestral(steps)),
-        repeats,
-        warm=False,
-    )
-
-
-def sliding(repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32) -> Result:
+def sliding(
+    repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32, share: float = 0.125
+) -> Result:
     """Semi-autoregressive: windows of 1,024 that move by 512."""
     textbook, model = pair(size)
     sampler = SemiAutoregressive(stride=size.length // 2, sampler=Ancestral(steps))
@@ -56,10 +66,12 @@ def sliding(repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32
     return compare(
         f"semi-autoregressive, {length:,} tokens, V = 50,258, {steps} steps a window",
         8,
-        lambda: slide(textbook, 1, length, size.length // 2, steps),
+        lambda: slide(textbook, 1, length, size.length // 2, max(1, round(share * (steps + 1)) - 1)),
         lambda: model.fill(blank, sampler),
         repeats,
+        note=f"textbook from {share:.0%} of the steps",
         warm=False,
+        share=share,
     )
 
 
