@@ -6,10 +6,10 @@ import copy
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import Tensor
 
+import tiny
 from unmask.backbones import head
 from unmask.diffusion.denoise import Around
 from unmask.model import Denoiser
