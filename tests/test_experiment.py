@@ -15,7 +15,7 @@ import unmask
 from unmask.backbones.dit import DiTConfig
 from unmask.cli import main
 from unmask.data.loader import Wrapped
-from unmask.experiment import Experiment, _run, carry_out, prepare_corpus
+from unmask.experiment import Experiment, begin, carry_out, prepare_corpus
 from unmask.objectives import MDLM
 from unmask.recipes import RECIPES
 from unmask.training.loop import Training
@@ -124,12 +124,12 @@ def test_a_unigram_start_predicts_tokens_as_often_as_they_occur(source: Path, tm
     """At once, and with no step taken: the loss of the first step is the text's entropy in bytes."""
     experiment = replace(tiny(source), unigram_start=True, objective=MDLM(exact_counts=True))
     corpus = prepare_corpus(experiment, tmp_path / "run", World())
-    run = _run(experiment, corpus, World())
+    run = begin(experiment, corpus, World())
     ids = corpus.splits["train"].read(0, corpus.splits["train"].tokens)
     counts = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
     entropy = -(counts * np.log(counts)).sum()
     assert run.step()["loss"] == pytest.approx(entropy, rel=0.05)
-    plain = _run(replace(experiment, unigram_start=False), corpus, World())
+    plain = begin(replace(experiment, unigram_start=False), corpus, World())
     assert plain.step()["loss"] == pytest.approx(math.log(256), rel=0.01)
 
 

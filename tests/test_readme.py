@@ -53,7 +53,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_make_knows_the_targets() -> None:
-    assert lines("make") == ["make demo", "make test"]
+    assert lines("make") == ["make demo", "make test", "make bench"]
     for command in lines("make"):
         subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 

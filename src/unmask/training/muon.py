@@ -56,7 +56,8 @@ def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
     x = x / x.norm().clamp(min=1e-7)
-    long = x.shape[1] >= 2 * x.shape[0] and x.dtype != torch.bfloat16
+    whole = not hasattr(x, "full_tensor")  # a sharded matrix cannot be written to along its diagonal
+    long = whole and x.shape[1] >= 2 * x.shape[0] and x.dtype != torch.bfloat16
     x = _iterated_factor(x @ x.mT, rounds) @ x if long else _iterated(x, rounds)
     return x.mT if tall else x
 
