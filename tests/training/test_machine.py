@@ -38,8 +38,8 @@ def attention_flops(rows: int, length: int, width: int) -> int:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_counted_flops_are_those_of_the_formula(masked: bool) -> None:
-    """A parameter of a matrix costs 6 FLOPs a position: 2 forwards, 4 backwards; the head, and all of the last
-    layer but its keys, values and attention, 6 an asked row."""
+    """A parameter of a matrix costs 6 FLOPs a position: 2 forwards, 4 backwards. The head, and all of the
+    last layer but its keys, values and attention, cost 6 an asked row."""
     backbone = DiTConfig(width=WIDTH, depth=DEPTH, heads=2, length=LENGTH, dropout=0.0)
     model = ModelConfig(Vocab(VOCABULARY, VOCABULARY - 1), backbone, MDLM()).build()
     z = torch.full((ROWS, LENGTH), VOCABULARY - 1)
