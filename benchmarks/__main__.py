@@ -50,9 +50,11 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", help="parts of names: " + ", ".join((*COMPARISONS, *EXTRAS)))
     asked = parser.parse_args()
-    wanted = [name for name in (*COMPARISONS, *EXTRAS) if _is_wanted(name, asked.only)]
+    known = (*COMPARISONS, *EXTRAS)
+    wanted = [name for name in known if _is_wanted(name, asked.only)]
     if not wanted:
-        raise SystemExit(f"unmask bench: nothing is called {' '.join(asked.only)}; see --help")
+        _say(f"unmask bench: nothing is called {' '.join(asked.only)}; there are {', '.join(known)}")
+        sys.exit(2)
     asked.out.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
     peaks = _peaks()

@@ -37,15 +37,18 @@ def test_figures_are_shown_and_written(
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_only_what_is_asked_for_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_asked_for_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(program, "COMPARISONS", {"toy": lambda: TOY, "other": lambda: 1 / 0})
     monkeypatch.setattr(program, "EXTRAS", {})
     monkeypatch.setattr(program, "_peaks", dict)
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "toy"])
     program.main()
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "nothing"])
-    with pytest.raises(SystemExit, match="nothing is called nothing"):
+    with pytest.raises(SystemExit, match="2"):
         program.main()
+    assert "nothing is called nothing; there are toy, other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("axis", list(AXES))

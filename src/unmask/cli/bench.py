@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def bench(only: tuple[str, ...] = (), out: Path = Path("runs/bench")) -> None:
-    """Compare our speed with that of the paper's own code, here and now.
+    """Compare our speed with the paper's own way of doing it, here and now.
 
     For example:
       unmask bench
