@@ -30,6 +30,7 @@ COMPARISONS: dict[str, Callable[[], Result]] = {
         "training, characters, 6 x 384, L = 256, batch 16", 2, training.CHARACTERS, 16, repeats=5
     ),
     "memory": memory.measured,
+    "memory recomputing": lambda: memory.measured("recompute"),
     "sampling words": lambda: sampling.sampling(
         "sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, sampling.WORDS, 4, 32, repeats=3, share=0.25
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -58,6 +58,7 @@ class Denoiser(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.in_bf16 = False
         self.backbone: Backbone = config.backbone.build(config.vocab)
         if self.backbone.causal != isinstance(self.process, LeftToRight):
             raise ValueError(
@@ -98,7 +99,8 @@ class Denoiser(nn.Module):
     def forward(self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any) -> Tensor:
         """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
         self._check(z, t, rows)
-        hidden = self.backbone.encode(z, self._told(t), rows, **context)
+        with torch.autocast(z.device.type, torch.bfloat16) if self.in_bf16 else nullcontext():
+            hidden = self.backbone.encode(z, self._told(t), rows, **context)
         alpha = self._visible_share(z, t, rows)
         if each is None:
             said = self.objective.read(self.backbone.head(hidden), alpha, self.vocab)
@@ -109,6 +111,17 @@ class Denoiser(nn.Module):
         if not self.training and bool(said.isnan().any()):
             raise ValueError("the network's log-probabilities are NaN; its weights are damaged")
         return said
+
+    def to_bf16(self) -> None:
+        """From now on compute hidden states with products of bfloat16 numbers, the logits as before.
+
+        The matrices are rounded once and for all: half the memory, and on machines with such instructions
+        about half the time. Sums between layers, norms, the head and the choice of tokens stay in float32.
+        """
+        self.in_bf16 = True
+        for module in self.backbone.modules():
+            if isinstance(module, nn.Linear) and module is not self.backbone.output:
+                module.weight.data = module.weight.data.bfloat16()
 
     def _told(self, t: Times) -> Tensor:
         process = self.process

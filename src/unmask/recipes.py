@@ -28,7 +28,9 @@ def text8_tiny() -> Experiment:
     """Characters of Wikipedia, a 4 x 256 model: four minutes on two cores."""
     experiment = _quick("text8/train.txt", "text8", width=256, heads=4, length=256, steps=430)
     training = replace(
-        experiment.training, optimizer=Muon(lr=5e-3, rest=AdamW(lr=2.5e-3)), curriculum=Widening(until=0.85)
+        experiment.training,
+        optimizer=Muon(lr=5e-3, momentum=0.9, rest=AdamW(lr=2.5e-3)),
+        curriculum=Widening(until=0.85),
     )
     return replace(experiment, training=training)
 
@@ -44,6 +46,7 @@ def _quick(source: str, tokenizer: str, *, width: int, heads: int, length: int, 
             heads=heads,
             length=length,
             dropout=0.0,
+            activation="relu2",
             rotary_base=100.0,
             local=LocalStart(),
         ),
@@ -53,7 +56,7 @@ def _quick(source: str, tokenizer: str, *, width: int, heads: int, length: int, 
         training=Training(
             steps=steps,
             batch_size=8,
-            optimizer=Muon(lr=4e-3, rest=AdamW(lr=2e-3)),
+            optimizer=Muon(lr=4e-3, momentum=0.9, rest=AdamW(lr=2e-3)),
             warmup=steps // 20,
             decay=LinearDecay(),
             curriculum=Widening(),

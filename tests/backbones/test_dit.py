@@ -20,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "timed": TIMED,
     "qk_norm": {"qk_norm": True},
     "tied": {"tied": True},
+    "relu2": {"activation": "relu2"},
 }
 LOCAL: dict[str, Any] = {"local": LocalStart(taps=3), "rotary_base": 100.0}
 BIDIRECTIONAL = {**OPTIONS, "local": LOCAL}
@@ -311,3 +312,41 @@ def test_only_a_network_that_sees_both_sides_can_start_locally() -> None:
     with pytest.raises(ValueError, match="at least one offset"):
         LocalStart(offsets=())
     assert SMALL.local is None
+
+
+def test_the_activation_is_the_one_asked_for() -> None:
+    """Between two linear layers that change nothing, only it is left."""
+    x = torch.tensor([[-2.0, 0.5, 3.0, 0.0] * 8])
+    for name, expected in (
+        ("relu2", x.clamp(min=0) ** 2),
+        ("gelu", torch.nn.functional.gelu(x, approximate="tanh")),
+    ):
+        first, between, _ = replace(SMALL, activation=name).build(VOCAB).blocks[0].mlp  # type: ignore[union-attr, misc]
+        assert first.out_features == 4 * SMALL.width
+        torch.testing.assert_close(between(x), expected)
+    with pytest.raises(ValueError, match="activation must be gelu or relu2; got 'swish'"):
+        replace(SMALL, activation="swish")
+
+
+@every_option
+def test_what_is_computed_again_is_the_same(options: dict[str, Any]) -> None:
+    """Gradients to the last bit, dropout included; and what is kept for them is less."""
+    z, asked = tokens(3, 20), tokens(3, 20, seed=1) < 4
+    found = {}
+    for recompute in (False, True):
+        net = network(**options, depth=4, dropout=0.3).train()
+        net.recompute = recompute
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = net.encode(z, torch.full((3, 1), 0.3), asked).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        found[recompute] = [p.grad for p in net.parameters() if p.grad is not None], sum(kept.values())
+    assert found[True][1] < 0.5 * found[False][1]
+    for once, again in zip(found[False][0], found[True][0], strict=True):
+        assert torch.equal(once, again)

@@ -47,6 +47,21 @@ def test_sample_json(folder: str, command: Command) -> None:
     assert result["network_calls"] == expected.network_calls > 0
 
 
+def test_bfloat16_where_asked_for_or_measured_faster(
+    folder: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ("sample", folder, "--length", "8", "--steps", "4", "--json")
+
+    def dtype(*more: str) -> str:
+        return str(json.loads(command(*request, *more).out)["dtype"])
+
+    assert (dtype(), dtype("--dtype", "bfloat16")) == ("float32", "bfloat16")
+    monkeypatch.setattr(writing, "LARGE", 0)
+    for good, name in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("unmask.training.machine.good_at_bf16", lambda *_, good=good, **__: good)
+        assert (dtype(), dtype("--dtype", "float32")) == (name, "float32")
+
+
 def test_infill(folder: str, command: Command) -> None:
     options = ("--temperature", "0", "--top-k", "2", "--top-p", "0.9")
     text = command("infill", folder, "a<mask:2>b<mask>", *options).out.rstrip("\n")

@@ -51,6 +51,15 @@ def test_micro_batches_are_one_batch() -> None:
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-4)
 
 
+def test_computing_again_changes_nothing() -> None:
+    plain, again = fresh(), fresh(recompute=True)
+    assert again.denoise.backbone.recompute
+    for _ in range(3):
+        assert plain.step()["loss"] == again.step()["loss"]
+    for p, q in zip(weights(plain), weights(again), strict=True):
+        assert torch.equal(p, q)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_never_reaches_the_weights(value: float, tmp_path: Path) -> None:
     run = fresh(steps=3)

@@ -101,11 +101,14 @@ def close(folder: Path, expected: list[tuple[int, float]]) -> bool:
     return all(abs(a - b) < 1e-5 for (_, a), (_, b) in zip(losses(folder), expected, strict=True))
 
 
-@pytest.mark.parametrize(("ranks", "sharded"), [(2, False), (3, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "wishes"),
+    [(2, {}), (3, {}), (2, {"sharded": True}), (2, {"sharded": True, "recompute": True})],
+)
 def test_ranks_give_the_same_curve(
-    alone: list[tuple[int, float]], tmp_path: Path, ranks: int, sharded: bool
+    alone: list[tuple[int, float]], tmp_path: Path, ranks: int, wishes: dict[str, bool]
 ) -> None:
-    assert run(tmp_path, ranks, sharded=sharded) == 0
+    assert run(tmp_path, ranks, **wishes) == 0
     assert close(tmp_path, alone)
 
 

@@ -23,6 +23,8 @@ class Backbone(nn.Module):
     """Whether the hidden states depend on t."""
     output: nn.Linear
     """The head: logits from hidden states."""
+    recompute: bool = False
+    """Whether blocks keep nothing but their inputs for the backward pass, and are computed again there."""
 
     @abstractmethod
     def encode(

@@ -6,10 +6,13 @@ without it no such parameters exist, and it is a plain transformer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
@@ -19,10 +22,17 @@ from unmask.backbones.layers import (
     KVCache,
     Neighbours,
     Rotary,
+    SquaredReLU,
     TimeEmbedding,
     attention_mask,
 )
 from unmask.types import Rows, Times, Tokens, Vocab
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": partial(nn.GELU, approximate="tanh"),
+    "relu2": SquaredReLU,
+}
+"""What may stand between a block's two linear layers."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class DiTConfig:
     causal: bool = False
     tied: bool = False
     qk_norm: bool = False
+    activation: str = "gelu"
     rotary_base: float = 10_000.0
     time: TimeConditioning | None = None
     local: LocalStart | None = None
@@ -84,6 +95,8 @@ class DiTConfig:
                 f"width {self.width} must be an even multiple of the {self.heads} heads"
                 " (rotary positions turn pairs of dimensions)"
             )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be {' or '.join(ACTIVATIONS)}; got {self.activation!r}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1); got {self.dropout}")
         if not self.rotary_base > 0:
@@ -106,9 +119,8 @@ class Block(nn.Module):
             width, config.heads, config.qk_norm, config.causal, biased=config.local is not None
         )
         self.norm2 = nn.LayerNorm(width, bias=config.time is None)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
-        )
+        between = ACTIVATIONS[config.activation]()
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), between, nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(config.dropout)
         self.modulation = None if config.time is None else nn.Linear(config.time.width, 6 * width)
 
@@ -178,10 +190,10 @@ class DiT(Backbone):
         angles = self.rotary.angles(start, tokens.shape[1], x.dtype)
         *first, last = self.blocks
         for layer, block in enumerate(first):
-            x = block(x, time, angles, seen, cache, layer)
+            x = self._through(block, x, time, angles, seen, cache, layer)
         # Nobody looks at the last layer's output but who asked for it.
         asked = Asked(rows) if isinstance(rows, Tensor) and not self.causal else None
-        x = last(x, time, angles, seen, cache, len(first), asked)
+        x = self._through(last, x, time, angles, seen, cache, len(first), asked)
         if rows is not None and asked is None:
             x = x[rows]
         x = self.norm(x)
@@ -191,6 +203,11 @@ class DiT(Backbone):
             shift, scale = self.modulation(time).chunk(2, dim=-1)
             x = x * (1 + scale) + shift
         return x
+
+    def _through(self, block: nn.Module, *inputs: object) -> Tensor:
+        recompute = self.recompute and torch.is_grad_enabled()
+        out: Tensor = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+        return out
 
     @torch.no_grad()
     def expect(self, logits: Tensor) -> None:

@@ -90,6 +90,13 @@ class Neighbours(nn.Module):
         return y
 
 
+class SquaredReLU(nn.Module):
+    """max(x, 0)^2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().square()
+
+
 class KVCache:
     """Keys and values of the positions that a causal network has already read, one pair a layer."""
 

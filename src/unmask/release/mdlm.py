@@ -111,11 +111,19 @@ def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     config, weights = model.denoise.config, model.denoise.backbone.state_dict()
     backbone, width = config.backbone, config.backbone.width
-    plain = replace(backbone, time=None, rotary_base=10_000.0, local=None, causal=False, qk_norm=False)
+    plain = replace(
+        backbone,
+        time=None,
+        rotary_base=10_000.0,
+        local=None,
+        causal=False,
+        qk_norm=False,
+        activation="gelu",
+    )
     if backbone != plain:
         raise ValueError(
-            "the published layout holds plain bidirectional DiTs only: no time, QK-norm, local start or"
-            " other rotary base than 10,000"
+            "the published layout holds plain bidirectional DiTs only: no time, QK-norm, local start, other"
+            " activation than GELU or other rotary base than 10,000"
         )
     if config.vocab.mask != config.vocab.size - 1 or not isinstance(config.objective, MDLM):
         raise ValueError("the published layout holds MDLM models whose mask is the last id only")

@@ -56,6 +56,7 @@ class Training:
     `microbatch`: rows that a rank takes at once, all of its own if None. `random_length`: the share of
     steps whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good
     at it. `compile`: turn the network's blocks into machine code first, which takes a minute or two.
+    `recompute`: a third more work for a fraction of the memory that rows take, with the same gradients.
     `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
     `trackers`: who is told the figures beside `metrics.jsonl`.
     """
@@ -73,6 +74,7 @@ class Training:
     seed: int = 0
     bf16: bool | None = None
     compile: bool = False
+    recompute: bool = False
     parallelism: Parallelism = Replicated()
     patience: int = 10
     log_every: int = 10
@@ -128,6 +130,8 @@ class Run:
     ) -> None:
         self.objective, self.loader, self.settings, self.world = objective, loader, settings, world
         self.denoise = denoise.to(world.device)
+        if settings.recompute:
+            self.denoise.backbone.recompute = True
         if settings.compile:
             compile_blocks(self.denoise)
         self.through = Through(self.denoise, settings.parallelism.wrap(self.denoise, world))

@@ -16,15 +16,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unmask.world import World
 
-SIZES = (512, 1024, 2048, 4096, 8192)
+SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Sides of the square matrices that the peak is looked for with, as far as the time suffices."""
 
 
-def good_at_bf16(device: torch.device) -> bool:
+def good_at_bf16(device: torch.device, seconds: float = 0.8) -> bool:
     """Whether matrix products in bfloat16 are at least half again as fast as in float32, measured."""
     if device.type == "cuda":
         return True
-    return matmul_peak(torch.bfloat16, device) > 1.5 * matmul_peak(torch.float32, device)
+    bf16, float32 = (matmul_peak(dtype, device, seconds / 2) for dtype in (torch.bfloat16, torch.float32))
+    return bf16 > 1.5 * float32
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device, seconds: float = 0.4) -> float:
@@ -133,10 +134,11 @@ _CPU_ATTENTION = {  # torch's own table knows attention on other devices only
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile every block of the network, in place: names of parameters stay as they are.
+    """Compile the blocks of the network, in place: names of parameters stay as they are.
 
     The blocks share one graph, whatever the batch and the length: which code a step runs does not
-    depend on the steps before it, so that a resumed run is bit-identical here, too.
+    depend on the steps before it, so that a resumed run is bit-identical here, too. The last block, whose
+    shapes follow the masks, is left alone: it would be compiled again at every step.
     """
     compiler = os.environ.get("CXX")
     known = [compiler] if compiler else ["g++", "clang++", "c++", "cl"]
@@ -148,7 +150,7 @@ def compile_blocks(model: nn.Module) -> None:
     blocks = [module for module in model.modules() if type(module).__name__ == "Block"]
     if not blocks:
         raise ValueError("compile is for networks made of blocks, and this one has none: train without it")
-    for block in blocks:
+    for block in blocks[:-1]:
         block.compile(dynamic=True)
 
 
