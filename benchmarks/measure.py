@@ -82,22 +82,25 @@ def compare(
     note: str = "",
     warm: bool = True,
     share: float = 1.0,
+    own_share: float = 1.0,
     counted: bool = True,
 ) -> Result:
     """Measure a piece of work both ways, and what share of the peak ours reaches.
 
-    `theirs` does a `share` of the work, if all of it would take too long; its time is told for all of it.
-    `counted`: ours is done once more to count its FLOPs.
+    `theirs` does a `share` of the work, and ours an `own_share`, if all of it would take too long; times are
+    told for all of it. `counted`: ours is done once more to count its FLOPs.
     """
     textbook, own = side_by_side(theirs, ours, repeats, warm)
-    textbook = [seconds / share for seconds in textbook]
     reached = None
     if counted:
         peak = peak_now()
         with counting(True) as count:
             ours()
         reached = count.flops / statistics.median(own) / peak
-    return Result(work, bar, tuple(textbook), tuple(own), reached, note=note)
+    whole = [
+        tuple(seconds / part for seconds in times) for times, part in ((textbook, share), (own, own_share))
+    ]
+    return Result(work, bar, *whole, reached, note=note)
 
 
 def peak_now() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -74,13 +75,35 @@ def test_the_demo(workplace: Path) -> None:
 
 
 def test_commands(workplace: Path) -> None:
-    commands = lines("unmask", "torchrun")
+    commands = [command for command in lines("unmask", "torchrun") if "serve" not in command]
     assert len(commands) == 14
     for command in commands:
         small = SMALL if "train" in command and "--set" not in command else ""
         shown = run(f"{command} {small}", workplace)
         assert shown.returncode == 0, (command, shown.stderr)
         assert shown.stdout
+
+
+def test_serving(workplace: Path) -> None:
+    (serve,) = (command for command in lines("unmask") if "serve" in command)
+    (curl,) = lines("curl")
+    server = subprocess.Popen(
+        ["sh", "-c", f"exec {BIN}/{serve} --port 0"], cwd=workplace, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        address = re.search(r"127\.0\.0\.1:\d+", server.stderr.readline())
+        assert address is not None
+        assert "is ready" in server.stderr.readline()
+        asked = shlex.split(curl.replace("localhost:8000", address[0]))
+        shown = subprocess.run(asked, capture_output=True, text=True, check=True)
+        (result,) = json.loads(shown.stdout)["results"]
+        assert result["text"].startswith("for i in")
+        assert len(result["spans"][0]["tokens"]) == 4
+    finally:
+        server.terminate()
+        server.communicate()
+    assert server.returncode == 0
 
 
 def test_python(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

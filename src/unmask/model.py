@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unmask.backbones.base import Backbone
 from unmask.backbones.dit import DiTConfig
 from unmask.backbones.head import in_parts
+from unmask.config import did_you_mean
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
@@ -22,10 +23,10 @@ from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
 from unmask.objectives import AnyObjective
 from unmask.objectives.reading import Reading
-from unmask.sampling import Ancestral, AnySampler, Autoregressive, UniformAncestral
+from unmask.sampling import BY_NAME, Ancestral, AnySampler, Autoregressive, UniformAncestral
 from unmask.sampling.base import Counted
 from unmask.sampling.canvas import Canvas, Template, blank, from_template
-from unmask.types import Each, Rows, Times, Tokens, Vocab
+from unmask.types import DamagedError, Each, Rows, Times, Tokens, Vocab
 from unmask.world import World
 
 
@@ -109,7 +110,7 @@ class Denoiser(nn.Module):
             said = in_parts(hidden, head.weight, head.bias, reading)
         # In training the loop looks at the loss itself, and skips the step.
         if not self.training and bool(said.isnan().any()):
-            raise ValueError("the network's log-probabilities are NaN; its weights are damaged")
+            raise DamagedError("the network's log-probabilities are NaN; its weights are damaged")
         return said
 
     def to_bf16(self) -> None:
@@ -232,6 +233,19 @@ class LanguageModel:
         kind = Ancestral if isinstance(self.denoise.process, Masking) else UniformAncestral
         return kind(steps, choice)
 
+    def sampler(self, name: str, steps: int = 128, choice: Choice | None = None) -> AnySampler:
+        """A sampler by its name, "default" for the plain one; those that take no steps leave them out."""
+        if name == "default":
+            return self.default_sampler(steps, choice)
+        if name not in BY_NAME:
+            raise ValueError(
+                f"there is no sampler {name!r}{did_you_mean(name, BY_NAME)}; there are {', '.join(BY_NAME)}"
+            )
+        kind: Any = BY_NAME[name]
+        counted = {"steps": steps} if "steps" in kind.__dataclass_fields__ else {}
+        chosen: AnySampler = kind(**counted, choice=choice or Choice())
+        return chosen
+
     def sample(
         self,
         n: int = 1,
@@ -303,7 +317,7 @@ class LanguageModel:
             raise ValueError(
                 f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}"
             )
-        canvas = Canvas(tokens.to(self._device), tuple(seed + row for row in range(len(tokens))))
+        canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
         counted = Counted(self.denoise)
         z: Tokens | None = canvas.tokens
         steps = iter((sampler or self.default_sampler()).run(counted, canvas))
@@ -355,7 +369,8 @@ class LanguageModel:
         return self._ids([int(word) for word in text.split()])
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.denoise.parameters()).device
 
     @contextmanager

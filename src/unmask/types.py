@@ -13,6 +13,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+
+class DamagedError(ValueError):
+    """A network does not answer with probabilities: its weights are damaged."""
+
+
 Tokens: TypeAlias = Tensor
 """int64 [B, L]."""
 

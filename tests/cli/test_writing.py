@@ -12,7 +12,7 @@ import pytest
 import unmask
 from unmask.cli import writing
 from unmask.cli.writing import SamplerName
-from unmask.sampling import WINDOWED
+from unmask.sampling import BY_NAME, WINDOWED
 
 Command = Callable[..., Any]
 
@@ -26,8 +26,8 @@ def test_sample(folder: str, command: Command) -> None:
 
 def test_every_sampler_has_a_name() -> None:
     """The names are spelled out, so that help need not import the samplers."""
-    names = {"".join(word.title() for word in name.split("-")) for name in get_args(SamplerName)}
-    assert names == {"Default", *(kind.__name__ for kind in WINDOWED)}
+    assert get_args(SamplerName) == ("default", *BY_NAME)
+    assert set(BY_NAME.values()) == set(WINDOWED)
 
 
 @pytest.mark.parametrize("name", get_args(SamplerName))

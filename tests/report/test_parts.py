@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from unmask.data.tokenizer import Tokenizer
+from unmask.data.tokenizer import Tokenizer, split_text
 from unmask.report.history import Curves
 from unmask.report.revealed import _luminance, palette, palette_css
-from unmask.report.samples import split_text
 from unmask.report.wording import amount, cell, with_error
 
 CURVES = Curves((), (), (), (), (), (), 0, (), (), (), ())

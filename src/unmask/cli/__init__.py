@@ -18,6 +18,7 @@ COMMANDS = {
     "export": "making.export",
     "sample": "writing.sample",
     "infill": "writing.infill",
+    "serve": "serving.serve",
     "score": "measuring.score",
     "eval": "measuring.evaluate",
     "judge": "measuring.judge",
@@ -30,7 +31,7 @@ COMMANDS = {
 HELP = """\
 usage: unmask COMMAND [OPTIONS]
 
-Masked diffusion language models: train, measure, sample and infill.
+Masked diffusion language models: train, measure, sample, infill and serve.
 
 To begin:
   unmask recipes

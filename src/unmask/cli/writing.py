@@ -27,6 +27,9 @@ SamplerName = Literal[
 ]
 
 
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
 @dataclass(frozen=True)
 class Writing:
     """How tokens are written."""
@@ -45,7 +48,7 @@ class Writing:
     """Row i is drawn with seed + i."""
     sampler: SamplerName = "default"
     """In which order holes are filled; the default is the plain one of the model's kind."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Dtype = "auto"
     """What the network computes with; auto takes bfloat16 for large models where it is measured faster."""
     watch: bool = False
     """Show the text on stderr after each step, while it is being written."""
@@ -62,12 +65,7 @@ class Writing:
         from unmask.diffusion.categorical import Choice
 
         choice = Choice(self.temperature, self.top_k, self.top_p)
-        if self.sampler == "default":
-            chosen = lm.default_sampler(self.steps, choice)
-        else:
-            kind = getattr(sampling, "".join(word.title() for word in self.sampler.split("-")))
-            steps = {"steps": self.steps} if "steps" in kind.__dataclass_fields__ else {}
-            chosen = kind(**steps, choice=choice)
+        chosen = lm.sampler(self.sampler, self.steps, choice)
         longest = lm.denoise.max_length
         if (
             length is None
@@ -77,19 +75,6 @@ class Writing:
         ):
             return chosen
         return sampling.SemiAutoregressive(stride=max(1, longest // 2), sampler=chosen)
-
-    def set_dtype(self, lm: LanguageModel) -> str:
-        """Make the model compute with what was asked for; what that is."""
-        from unmask.training.machine import good_at_bf16
-
-        bf16, where = self.dtype == "bfloat16", lm.world
-        if self.dtype == "auto":
-            large = sum(weight.numel() for weight in lm.denoise.parameters()) >= LARGE
-            # The first process measures for all, whose texts must not depend on who wrote them.
-            bf16 = large and where.any(where.first and good_at_bf16(where.device, seconds=0.2))
-        if bf16:
-            lm.denoise.to_bf16()
-        return "bfloat16" if bf16 else "float32"
 
 
 LARGE = 10_000_000
@@ -119,7 +104,7 @@ def sample(
     """
     with shared_model(model) as (lm, speaks):
         sampler = writing.build(lm, length)
-        dtype = writing.set_dtype(lm)
+        dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, lm.blank(writing.n, length, prompt or ()), sampler, writing, as_json)
     if speaks:
         _show(samples, dtype, as_json)
@@ -142,10 +127,24 @@ def infill(
     """
     with shared_model(model) as (lm, speaks):
         sampler = writing.build(lm, None)
-        dtype = writing.set_dtype(lm)
+        dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, lm.holes(template, writing.n), sampler, writing, as_json)
     if speaks:
         _show(samples, dtype, as_json)
+
+
+def set_dtype(lm: LanguageModel, dtype: Dtype) -> str:
+    """Make the model compute with what was asked for; what that is."""
+    from unmask.training.machine import good_at_bf16
+
+    bf16, where = dtype == "bfloat16", lm.world
+    if dtype == "auto":
+        large = sum(weight.numel() for weight in lm.denoise.parameters()) >= LARGE
+        # The first process measures for all, whose texts must not depend on who wrote them.
+        bf16 = large and where.any(where.first and good_at_bf16(where.device, seconds=0.2))
+    if bf16:
+        lm.denoise.to_bf16()
+    return "bfloat16" if bf16 else "float32"
 
 
 def _written(

@@ -20,6 +20,8 @@ from unmask.data.lookup import ByteLookup, CharacterLookup, Ids
 from unmask.data.words import WordLookup, representative
 
 END_OF_TEXT = "<|endoftext|>"
+BROKEN = "\ufffd"
+"""What bytes that are no UTF-8 are shown as."""
 SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "[SEP]", "<eos>")
 """The names that published vocabularies give to the end of a document, the first that is there counts."""
 
@@ -197,6 +199,23 @@ class Tokenizer:
             if missing is not None:
                 return ValueError(f"the word {missing!r} is not in the tokenizer's vocabulary")
         return ValueError(f"the tokenizer cannot encode {text[:40]!r}: {error}")
+
+
+def split_text(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """The text of `ids` cut into a piece for each id.
+
+    A tokenizer may write an id differently after others (spaces, halves of characters), so each piece is
+    what the text grows by; the first ids of an unfinished character get nothing, and its last one all.
+    """
+    pieces, context, done = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        known, grown = decode(ids[context:done]), decode(ids[context:end])
+        if grown.endswith(BROKEN) and end < len(ids):
+            pieces.append("")
+            continue
+        pieces.append(grown[len(known) :])
+        context, done = done, end
+    return pieces
 
 
 def named(name: str) -> Tokenizer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.types import LogX
+from unmask.types import DamagedError, LogX
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     cumulative = weights.double().cumsum(-1)
     total = cumulative[:, -1:]
     if not bool((total.isfinite() & (total > 0)).all()):
-        raise ValueError(
+        raise DamagedError(
             "the network's log-probabilities are NaN or give no token any probability;"
             " its weights are damaged or its input is out of range"
         )

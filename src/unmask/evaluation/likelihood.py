@@ -24,7 +24,7 @@ from unmask.diffusion.times import PartTimes, UniformTimes
 from unmask.evaluation.score import CELLS, Score, total
 from unmask.objectives import MDLM
 from unmask.objectives.base import MaskedObjective, Objective
-from unmask.types import Batch, Rows, Times, Tokens
+from unmask.types import Batch, DamagedError, Rows, Times, Tokens
 from unmask.world import World
 
 REPLICATES = 8
@@ -60,12 +60,15 @@ def score_ids(
     for number, window in enumerate(_windows(ids, denoise.max_length)):
         line = torch.tensor([window], device=_device(denoise))
         estimates = np.zeros((1 if exact else REPLICATES, CELLS))
+        tokens = np.zeros(len(window))
         for replicate in range(len(estimates)):
             for first in range(0, rows, MOST_ROWS):
                 batch = Batch(line.expand(min(MOST_ROWS, rows - first), -1), first_row=first, total_rows=rows)
                 generator = _generator(seed, text, number, replicate, rows)
-                estimates[replicate] += nats_by_time(denoise, objective, batch, generator) / rows
-        scores.append(_score(estimates, len(window), None))
+                nats, cells = _drawn(denoise, objective, batch, generator)
+                estimates[replicate] += _by_cell(nats, cells) / rows
+                tokens += nats.sum(0).cpu().numpy() / (rows * len(estimates))
+        scores.append(replace(_score(estimates, len(window), None), token_nats=tuple(tokens.tolist())))
     return replace(total(scores), size=size, each=())
 
 
@@ -204,13 +207,23 @@ def nats_by_time(
     denoise: Denoise, objective: Objective, batch: Batch, generator: torch.Generator
 ) -> NDArray[np.float64]:
     """The nats [CELLS] of one draw for each row of the batch, by the cell of [0, 1] that its t fell into."""
+    return _by_cell(*_drawn(denoise, objective, batch, generator))
+
+
+def _drawn(
+    denoise: Denoise, objective: Objective, batch: Batch, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The nats [B, L] of one draw for each row, and the cell of the time that they fell into."""
     clock = Clock(denoise)
     nats = steadiest(denoise, objective).token_nll(clock, batch, generator).detach().double()
     if not bool(nats.isfinite().all()):
-        raise ValueError("the network's log-probabilities are NaN or infinite; its weights are damaged")
+        raise DamagedError("the network's log-probabilities are NaN or infinite; its weights are damaged")
     assert clock.t is not None
     # A step that ends at t stands for the time before it, so a cell has its upper end and not its lower.
-    cell = ((clock.t * CELLS).ceil().long() - 1).clamp(0, CELLS - 1).expand(nats.shape)
+    return nats, ((clock.t * CELLS).ceil().long() - 1).clamp(0, CELLS - 1).expand(nats.shape)
+
+
+def _by_cell(nats: Tensor, cell: Tensor) -> NDArray[np.float64]:
     sums = torch.zeros(CELLS, dtype=torch.float64, device=nats.device)
     return sums.index_add(0, cell.flatten(), nats.flatten()).cpu().numpy()
 

@@ -18,7 +18,8 @@ class Score:
 
     `nats` is an unbiased estimate of an upper bound on -log p (exact, with no error, for an
     autoregressive model). `size` is None where there was no text but ids. `cells` are the nats that came
-    from each of the CELLS equal parts of the time, if the model has a time.
+    from each of the CELLS equal parts of the time, if the model has a time. `token_nats`, known where a
+    single text was scored, are each token's share of the nats.
     """
 
     nats: float
@@ -28,6 +29,7 @@ class Score:
     cells: tuple[float, ...] = ()
     cell_variances: tuple[float, ...] = ()
     each: tuple[Score, ...] = field(default=(), repr=False)
+    token_nats: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def nats_per_token(self) -> float:
@@ -113,6 +115,7 @@ def total(scores: Sequence[Score]) -> Score:
         cells=_added([score.cells for score in scores]),
         cell_variances=_added([score.cell_variances for score in scores]),
         each=tuple(scores),
+        token_nats=tuple(nats for score in scores for nats in score.token_nats),
     )
 
 

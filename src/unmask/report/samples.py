@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from unmask.data.tokenizer import Tokenizer
+from unmask.data.tokenizer import Tokenizer, split_text
 from unmask.model import LanguageModel
 from unmask.sampling.canvas import Canvas, blank
 from unmask.sampling.trace import Trace, traced
 
-BROKEN = "\ufffd"
 MOST_TOKENS = 512
 """A longer sample than this is more than anybody looks at."""
 
@@ -63,20 +61,3 @@ def _pieces(trace: Trace, row: int, tokenizer: Tokenizer, mask: int) -> list[Pie
         # A hole that was filled once needs no history: it was a hole before.
         found.append(Piece(text, step, tuple(earlier) if len(earlier) > 1 else ()))
     return found
-
-
-def split_text(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
-    """The text of `ids` cut into a piece for each id.
-
-    A tokenizer may write an id differently after others (spaces, halves of characters), so each piece is
-    what the text grows by; the first ids of an unfinished character get nothing, and its last one all.
-    """
-    pieces, context, done = [], 0, 0
-    for end in range(1, len(ids) + 1):
-        known, grown = decode(ids[context:done]), decode(ids[context:end])
-        if grown.endswith(BROKEN) and end < len(ids):
-            pieces.append("")
-            continue
-        pieces.append(grown[len(known) :])
-        context, done = done, end
-    return pieces

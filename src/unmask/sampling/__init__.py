@@ -27,7 +27,19 @@ AnySampler: TypeAlias = (
 WINDOWED = get_args(AnyWindowSampler)
 """The samplers that can write in sliding windows."""
 
+BY_NAME: dict[str, type[AnyWindowSampler]] = {
+    "ancestral": Ancestral,
+    "first-hitting": FirstHitting,
+    "random-order": RandomOrder,
+    "confidence": Confidence,
+    "threshold": Threshold,
+    "entropy-bounded": EntropyBounded,
+    "remask": Remask,
+}
+"""What commands and requests call the samplers of masked diffusion."""
+
 __all__ = [
+    "BY_NAME",
     "WINDOWED",
     "Ancestral",
     "AnySampler",

@@ -1,0 +1,154 @@
+"""The server under load: many clients at once against the same requests one after another.
+
+    python -m benchmarks.serving [MODEL] [--requests 96] [--clients 16] [--memory 2000]
+
+Prints the ratio of tokens a second (repeats in turns), how evenly clients are served, and the server's memory
+while requests come, some of whose clients go away in the middle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from unmask import MDLM, DiTConfig, LanguageModel, Tokenizer, save
+
+PROMPTS = ("def main():", "import os\n", "class Reader:\n    ", "for line in ", "return ")
+
+
+@contextmanager
+def server(model: str) -> Iterator[tuple[str, int]]:
+    """A server of its own, its address and its process."""
+    command = [sys.executable, "-m", "unmask", "serve", model, "--port", "0", "--queue", "4096"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    found = re.search(r"http://\S+?(?=/)", process.stderr.readline())
+    if found is None:
+        raise SystemExit("the server did not start")
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    try:
+        while _status(found[0]) != 200:
+            time.sleep(0.1)
+        yield found[0], process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _status(url: str) -> int:
+    try:
+        return httpx.get(f"{url}/ready").status_code
+    except httpx.TransportError:
+        return 0
+
+
+def requests(count: int, seed: int) -> list[dict[str, Any]]:
+    """Completions of different lengths, samplers and steps."""
+    chance = random.Random(seed)
+    return [
+        {
+            "prompt": chance.choice(PROMPTS),
+            "suffix": chance.choice(("", "\n    pass")),
+            "max_tokens": chance.choice((8, 16, 24)),
+            "steps": chance.choice((8, 16)),
+            "sampler": chance.choice(("default", "random-order", "confidence")),
+            "seed": number,
+        }
+        for number in range(count)
+    ]
+
+
+def load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
+    """Tokens a second, each request's seconds, and the texts."""
+    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=clients)) as client:
+
+        def one(body: dict[str, Any]) -> tuple[float, str]:
+            start = time.perf_counter()
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+            return time.perf_counter() - start, str(answer["choices"][0]["text"])
+
+        start = time.perf_counter()
+        with ThreadPoolExecutor(clients) as pool:
+            done = list(pool.map(one, wanted))
+        spent = time.perf_counter() - start
+    tokens = sum(body["max_tokens"] for body in wanted)
+    return tokens / spent, [seconds for seconds, _ in done], [text for _, text in done]
+
+
+def disturbed(url: str, pid: int, count: int, clients: int) -> list[float]:
+    """Megabytes that the server holds after each tenth of the requests, a third of which are left alone."""
+    sizes = []
+    chance = random.Random(1)
+
+    def one(body: dict[str, Any]) -> None:
+        patience = chance.choice((0.02, 0.1, 60, 60))
+        with httpx.Client(base_url=url, timeout=patience) as client, suppress(httpx.TimeoutException):
+            client.post("/v1/completions", json={**body, "stream": chance.random() < 0.5})
+
+    for part in range(10):
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(one, requests(count // 10, seed=part)))
+        sizes.append(_megabytes(pid))
+    return sizes
+
+
+def _megabytes(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1e3
+    return 0.0
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", nargs="?", help="a model folder; else a 4 x 192 one with random weights")
+    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory", type=int, default=2000, help="requests of the memory test")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = asked.model or f"{folder}/model"
+        if not asked.model:
+            backbone = DiTConfig(width=192, depth=4, heads=4, length=128)
+            save(LanguageModel.new(backbone, MDLM(), Tokenizer.bytes()), model)
+        with server(model) as (url, pid):
+            wanted = requests(asked.requests, seed=0)
+            load(url, wanted[:8], 1)
+            ratios = []
+            for _ in range(asked.repeats):
+                alone, _, texts = load(url, wanted, 1)
+                crowd, seconds, same = load(url, wanted, asked.clients)
+                ratios.append(crowd / alone)
+                agree = statistics.mean(a == b for a, b in zip(texts, same, strict=True))
+                print(
+                    f"one after another {alone:,.0f} tokens/s, {asked.clients} clients {crowd:,.0f} tokens/s:"
+                    f" {crowd / alone:.1f}x; a request took {statistics.median(seconds):.2f} s,"
+                    f" the longest {max(seconds):.2f} s; {agree:.1%} of the texts are the same",
+                    flush=True,
+                )
+            print(f"ratio {statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
+            if asked.memory:
+                sizes = disturbed(url, pid, asked.memory, asked.clients)
+                print(
+                    f"memory over {asked.memory:,} requests, MB: {' '.join(f'{size:.0f}' for size in sizes)}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The command that serves a model over HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from unmask.cli.arguments import Model, load_model
+from unmask.cli.writing import Dtype, set_dtype
+
+if TYPE_CHECKING:
+    from unmask.model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one request may ask for."""
+
+    prompt_tokens: int = 4096
+    """Tokens that are given."""
+    max_tokens: int = 4096
+    """Tokens that are written."""
+    max_n: int = 16
+    """Candidates."""
+    max_steps: int = 4096
+    """Steps of a sampler."""
+    max_seconds: float = 120.0
+    """Seconds until the answer, after which it is 504."""
+    body_bytes: int = 1_000_000
+    """Bytes of a request."""
+
+
+def serve(
+    model: Model,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    allow_host: tuple[str, ...] = (),
+    rows: int = 32,
+    queue: int = 256,
+    patience: float = 30.0,
+    dtype: Dtype = "auto",
+    bounds: Annotated[Bounds, tyro.conf.arg(name="")] = Bounds(),  # noqa: B008
+) -> None:
+    """Serve a model: an API as OpenAI's clients know it, and a page that shows text emerge.
+
+    For example:
+      unmask serve runs/demo
+      UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine
+
+    Args:
+        model: A model folder, of ours or in the published MDLM layout.
+        host: The address to listen at; one that others can reach needs a token.
+        port: The port to listen at; 0 takes any that is free, and says which.
+        token: What clients must send (Authorization: Bearer TOKEN); else the variable UNMASK_TOKEN.
+        allow_host: More names by which clients may call this server.
+        rows: Texts that are worked on at the same time.
+        queue: Texts that may wait; further ones are answered with 429.
+        patience: Seconds that SIGTERM leaves to what has begun.
+        dtype: What the network computes with; auto takes bfloat16 for large models where it is faster.
+    """
+    try:
+        from unmask.serve.limits import Limits
+        from unmask.serve.run import serve as run
+        from unmask.serve.service import Service
+    except ImportError as error:
+        raise ValueError(
+            f"serving needs the extra: pip install 'unmask[serve]' ({error.name} is missing)"
+        ) from None
+    for name, value in (("rows", rows), ("queue", queue)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
+    if not 0 <= port < 65536:
+        raise ValueError(f"a port is a number from 0 to 65535; got {port}")
+    limits = Limits(
+        prompt_tokens=bounds.prompt_tokens,
+        max_tokens=bounds.max_tokens,
+        n=bounds.max_n,
+        steps=bounds.max_steps,
+        seconds=bounds.max_seconds,
+        body_bytes=bounds.body_bytes,
+    )
+    service = Service(model.resolve().name, limits, rows, queue)
+
+    def load() -> LanguageModel:
+        lm = load_model(model)
+        set_dtype(lm, dtype)
+        return lm
+
+    run(
+        service,
+        load,
+        host,
+        port,
+        token or os.environ.get("UNMASK_TOKEN"),
+        allow_host,
+        patience,
+        told=lambda line: print(line, file=sys.stderr, flush=True),
+    )

@@ -1,0 +1,128 @@
+"""Many conversations with one network: what they ask at the same time is asked in one call.
+
+Samplers and estimators are written as if the network were theirs alone: they call a denoiser and wait. Here
+each of them runs in a greenlet, and the denoiser that it is given hands its question to whoever runs the
+greenlet. So code that knows nothing of batches joins and leaves them between any two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
+
+from unmask.diffusion.denoise import Around, Denoise
+from unmask.types import Each, Rows, Times, Tokens
+
+MOST_LOGITS = 1 << 26
+"""Numbers that may be answered at a time: a quarter of a gigabyte of float32."""
+SHORTEST = 32
+"""Rows up to this length share calls whatever their lengths are."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A call of the network that somebody waits for."""
+
+    z: Tokens
+    t: Times
+    rows: Rows
+    each: Each | None
+    context: dict[str, Any]
+
+    @property
+    def bucket(self) -> int | None:
+        """Questions of one bucket can be asked together: their lengths differ by less than a factor of two.
+
+        None for a question with something of its own: a cache, an answer that is not log_x.
+        """
+        if self.each is not None or self.context or not isinstance(self.rows, Tensor):
+            return None
+        return max(SHORTEST, 1 << (self.z.shape[1] - 1).bit_length())
+
+    def lines(self) -> int:
+        """How many lines of log_x answer it."""
+        return int(self.rows.sum()) if isinstance(self.rows, Tensor) else len(self.rows[0])
+
+
+class Conversation:
+    """Work that asks the network now and then; `question` is what it waits for, None once it has ended."""
+
+    def __init__(self, work: Callable[[Denoise], None], denoise: Denoise) -> None:
+        self.question: Question | None = None
+        self._greenlet = greenlet(lambda: work(_Asking(denoise)))
+
+    def begin(self) -> None:
+        """Run up to the first question; what the work raises is raised here."""
+        self.question = self._greenlet.switch()
+
+    def answer(self, log_x: Tensor) -> None:
+        """Run on to the next question."""
+        self.question = self._greenlet.switch(log_x)
+
+    def leave(self) -> None:
+        """End it where it stands; its `finally` blocks are run."""
+        self.question = None
+        self._greenlet.throw(GreenletExit)
+
+
+class _Asking(Around):
+    """A denoiser that asks whoever runs this greenlet."""
+
+    def __call__(
+        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+    ) -> Tensor:
+        parent = getcurrent().parent
+        assert parent is not None
+        answer: Tensor = parent.switch(Question(z, t, rows, each, context))
+        return answer
+
+
+def together(questions: Sequence[Question], most_rows: int, vocab: int) -> list[int]:
+    """Which questions (their places) to ask in the next call: the first, which has waited longest, and
+    those that fit to it."""
+    first = questions[0]
+    chosen, rows, logits = [0], len(first.z), first.lines() * vocab
+    if first.bucket is None:
+        return chosen
+    for place, other in enumerate(questions[1:], start=1):
+        if other.bucket != first.bucket:
+            continue
+        rows, logits = rows + len(other.z), logits + other.lines() * vocab
+        if rows > most_rows or logits > MOST_LOGITS:
+            break
+        chosen.append(place)
+    return chosen
+
+
+def ask(denoise: Denoise, questions: Sequence[Question]) -> list[Tensor]:
+    """The answers to questions of one bucket, from one call."""
+    if len(questions) == 1:
+        (one,) = questions
+        return [denoise(one.z, one.t, one.rows, each=one.each, **one.context)]
+    lengths = [question.z.shape[1] for question in questions]
+    longest = max(lengths)
+    z = torch.cat([_padded(question.z, longest, 0) for question in questions])
+    rows = torch.cat([_padded(question.rows, longest, 0) for question in questions])  # type: ignore[arg-type]
+    wide = any(question.t.shape[1] > 1 for question in questions)
+    t = torch.cat(
+        [
+            _padded(question.t.expand(-1, length), longest, 0) if wide else question.t
+            for question, length in zip(questions, lengths, strict=True)
+        ]
+    )
+    context = {}
+    if min(lengths) < longest:
+        context["valid"] = torch.cat(
+            [_padded(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in questions]
+        )
+    log_x = denoise(z, t, rows, **context)
+    return list(log_x.split([question.lines() for question in questions]))
+
+
+def _padded(values: Tensor, length: int, filler: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, length - values.shape[1]), value=filler)

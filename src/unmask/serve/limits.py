@@ -1,0 +1,49 @@
+"""How much one request may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Shown by /v1/models; a request beyond one of them gets 4xx and a sentence.
+
+    Tokens are counted as the model's tokenizer does.
+    """
+
+    prompt_tokens: int = 4096
+    max_tokens: int = 4096
+    n: int = 16
+    steps: int = 4096
+    alternatives: int = 20
+    draws: int = 1024
+    body_bytes: int = 1_000_000
+    seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"the limit {name} must be above 0; got {value}")
+
+
+class LimitError(ValueError):
+    """A request that asks for too much; `param` is what it asked for."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def within(param: str, value: int | None, usual: int, most: int) -> int:
+    """What was asked for, which must not be above the limit; else what is usual, as far as it is allowed."""
+    if value is None:
+        return min(usual, most)
+    check(param, value, most)
+    return value
+
+
+def check(param: str, value: float, most: float, unit: str = "") -> None:
+    """Refuse what is above the limit."""
+    if value > most:
+        raise LimitError(param, f"{param} is at most {most:,}{unit} here; got {value:,}")

@@ -1,0 +1,106 @@
+"""Start the server and see it to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection
+
+import uvicorn
+
+from unmask.model import LanguageModel
+from unmask.serve.app import create_app
+from unmask.serve.guard import LOOPBACK
+from unmask.serve.service import Service
+
+
+def serve(
+    service: Service,
+    load: Callable[[], LanguageModel],
+    host: str,
+    port: int,
+    token: str | None = None,
+    allowed: Collection[str] = (),
+    patience: float = 30.0,
+    told: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Listen until a signal; `load` brings the model while the server already answers /health.
+
+    An address that others can reach needs a token. SIGTERM ends it once what has begun is finished, but not
+    later than after `patience` seconds.
+    """
+    if not is_loopback(host) and not token:
+        raise ValueError(
+            f"{host} can be reached by others, so it needs a token:"
+            " --token SECRET, or the variable UNMASK_TOKEN"
+        )
+    listening = _listen(host, port)
+    failed: list[Exception] = []
+
+    async def begin() -> None:
+        try:
+            service.begin(await asyncio.to_thread(load))
+        except Exception as error:
+            failed.append(error)
+            server.should_exit = True
+        else:
+            told(f"{service.name} is ready")
+
+    hosts = {*LOOPBACK, host, *allowed}
+    app = create_app(service, begin, hosts, token, patience)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(patience)),
+    )
+    server = uvicorn.Server(config)
+    if threading.current_thread() is threading.main_thread():
+        # uvicorn hands the signal on once all is done; to have finished is no failure.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    shown = f"[{host}]" if ":" in host else host
+    told(f"http://{shown}:{listening.getsockname()[1]}/ (loading {service.name})")
+    try:
+        server.run(sockets=[listening])
+    finally:
+        listening.close()
+    if failed:
+        raise failed[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, or a sentence about why there is none."""
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, OverflowError):
+        raise ValueError(f"{host}:{port} is no address that a server can listen at") from None
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"port {port} of {host} is taken by another program; choose another with --port"
+            ) from None
+        raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}") from None
+    return listening

@@ -1,0 +1,204 @@
+"""The model as requests see it: load it, plan what a request asks for, hand that to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unmask.config import did_you_mean
+from unmask.diffusion.categorical import Choice
+from unmask.diffusion.process import Masking
+from unmask.model import LanguageModel
+from unmask.sampling import BY_NAME, AnySampler, Remask, UniformAncestral
+from unmask.serve.engine import Engine, Task, Work
+from unmask.serve.limits import LimitError, Limits, check, within
+from unmask.serve.metrics import Metrics
+from unmask.serve.schemas import ModelCard, Writing
+from unmask.serve.wording import Canvas, Wording
+
+NO_LIMIT = 4096
+"""The longest canvas of a model that does not have one."""
+
+
+class NotReadyError(Exception):
+    """The model is still being loaded."""
+
+
+class UnknownModelError(ValueError):
+    """A request for another model than the one that is served."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A row of a request has its result."""
+
+    result: Any
+
+
+class Ticket:
+    """The rows of one request on their way; `give_up` where nobody waits for them any more."""
+
+    def __init__(self, engine: Engine, works: Sequence[Work], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
+
+        def teller(row: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
+            def tell(event: Any) -> None:
+                # In the engine's thread, which must not care whether the server has gone meanwhile.
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(self._events.put_nowait, (row, wrap(event)))
+
+            return tell
+
+        deadline = time.monotonic() + seconds
+        self._tasks = [
+            Task(work, on_done=teller(row, Ended), on_progress=teller(row, lambda x: x), deadline=deadline)
+            for row, work in enumerate(works)
+        ]
+        engine.submit(self._tasks)
+
+    async def events(self) -> AsyncIterator[tuple[int, Any]]:
+        """What the rows tell, with their numbers, until all have Ended; an exception of any is raised."""
+        left = len(self._tasks)
+        try:
+            while left:
+                row, event = await self._events.get()
+                if isinstance(event, Ended):
+                    if isinstance(event.result, Exception):
+                        raise event.result
+                    left -= 1
+                yield row, event
+        finally:
+            self.give_up()
+
+    async def results(self) -> list[Any]:
+        """The results of all rows."""
+        found: list[Any] = [None] * len(self._tasks)
+        async for row, event in self.events():
+            if isinstance(event, Ended):
+                found[row] = event.result
+        return found
+
+    def give_up(self) -> None:
+        """Free what is still on its way."""
+        self._engine.give_up(self._tasks)
+
+
+class Service:
+    """A model, its limits and its engine; the model comes with `begin`."""
+
+    def __init__(self, name: str, limits: Limits, rows: int = 32, queue: int = 256) -> None:
+        self.name, self.limits, self.rows, self.queue = name, limits, rows, queue
+        self.metrics, self.created = Metrics(), int(time.time())
+        self._engine: Engine | None = None
+        self._wording: Wording | None = None
+
+    def begin(self, model: LanguageModel) -> None:
+        """Serve this model from now on."""
+        if model.tokenizer is None:
+            raise ValueError(
+                f"the model {self.name} has no tokenizer.json, and a server reads and writes text:"
+                " put the tokenizer of its training beside the weights"
+            )
+        self._wording = Wording(model.tokenizer, model.vocab.mask)
+        self._engine = Engine(model, self.metrics, self.rows, self.queue)
+
+    def close(self, patience: float) -> None:
+        """Finish what there is, then stop."""
+        if self._engine is not None:
+            self._engine.close(patience)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, once there is one."""
+        if self._engine is None:
+            raise NotReadyError("the model is still being loaded: try again in a few seconds")
+        return self._engine
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model."""
+        return self.engine.model
+
+    @property
+    def wording(self) -> Wording:
+        """Its tokenizer."""
+        _ = self.engine  # or there is none yet
+        assert self._wording is not None
+        return self._wording
+
+    @property
+    def length(self) -> int:
+        """The longest canvas."""
+        return self.model.denoise.max_length or NO_LIMIT
+
+    def card(self) -> ModelCard:
+        """What there is to know before asking."""
+        denoise = self.model.denoise
+        named = list(BY_NAME) if isinstance(denoise.process, Masking) else []
+        return ModelCard(
+            id=self.name,
+            created=self.created,
+            kind=type(denoise.objective).__name__,
+            parameters=sum(weight.numel() for weight in denoise.parameters()),
+            vocabulary=self.model.vocab.size,
+            length=self.length,
+            samplers=["default", *named],
+            limits=asdict(self.limits),
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for another model."""
+        if name is not None and name != self.name:
+            hint = did_you_mean(name, [self.name])
+            raise UnknownModelError(f"there is no model {name!r} here{hint}; this server has {self.name!r}")
+
+    def seconds(self, asked: float | None) -> float:
+        """How long a request may take."""
+        return min(asked or self.limits.seconds, self.limits.seconds)
+
+    def sampler(self, asked: Writing) -> AnySampler:
+        """The sampler of a request, whose numbers are within the limits."""
+        check("n", asked.n, self.limits.n)
+        steps = within("steps", asked.steps, 64, self.limits.steps)
+        choice = Choice(asked.temperature, asked.top_k, asked.top_p)
+        return self.model.sampler(asked.sampler, steps, choice)
+
+    def check_canvas(self, canvas: Canvas) -> None:
+        """Refuse what is too long, or cannot be filled."""
+        check("prompt_tokens", canvas.given, self.limits.prompt_tokens)
+        check("max_tokens", canvas.hidden, self.limits.max_tokens)
+        if len(canvas.ids) > self.length:
+            raise LimitError(
+                "max_tokens",
+                f"{canvas.given:,} tokens given and {canvas.hidden:,} to be written are more than the"
+                f" {self.length:,} that the model takes",
+            )
+
+    def ticket(self, works: Sequence[Work], asked: float | None) -> Ticket:
+        """Send the rows of a request on their way."""
+        return Ticket(self.engine, works, self.seconds(asked))
+
+
+def revises(sampler: AnySampler) -> bool:
+    """Whether a token that is written may still change."""
+    return isinstance(sampler, Remask | UniformAncestral)
+
+
+def new_seed() -> int:
+    """A seed for who did not bring one; it is told, so that the answer can be had again."""
+    return secrets.randbelow(1 << 31)
+
+
+def new_id(kind: str) -> str:
+    """A name for an answer."""
+    return f"{kind}-{secrets.token_hex(12)}"

@@ -1,0 +1,123 @@
+"""Questions of many in one call: the answers are those that each would get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from unmask import MDLM, DiTConfig, ModelConfig, Vocab
+from unmask.backbones.dit import LocalStart
+from unmask.diffusion.denoise import Denoise
+from unmask.model import Denoiser
+from unmask.serve import batching
+from unmask.serve.batching import Conversation, Question, ask, together
+
+VOCAB = Vocab(7, 6)
+
+
+def question(length: int, seed: int, rows: int = 1, **context: Any) -> Question:
+    random = torch.Generator().manual_seed(seed)
+    z = torch.randint(7, (rows, length), generator=random)
+    z[:, 0] = 6
+    t = torch.rand(rows, 1, generator=random, dtype=torch.float64)
+    return Question(z, t, z == 6, None, context)
+
+
+def denoiser(kind: str) -> Denoiser:
+    if kind != "local":
+        return tiny.denoiser(MDLM(), mask=6, timed=kind == "timed", length=40)
+    torch.manual_seed(0)
+    backbone = DiTConfig(width=16, depth=2, heads=2, length=40, dropout=0.0, local=LocalStart(taps=5))
+    return ModelConfig(VOCAB, backbone, MDLM()).build().double().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", ["plain", "timed", "local"])
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (5, 17, 32, 1)])
+def test_answers_are_those_that_each_would_get_alone(kind: str, lengths: tuple[int, ...]) -> None:
+    net = denoiser(kind)
+    questions = [question(length, seed=n, rows=1 + n % 2) for n, length in enumerate(lengths)]
+    calls = []
+
+    class Watched(tiny.Counted):
+        def __call__(self, z: Tensor, *rest: Any, **context: Any) -> Tensor:
+            calls.append((tuple(z.shape), "valid" in context))
+            return super().__call__(z, *rest, **context)
+
+    answers = ask(Watched(net), questions)
+    assert calls == [((sum(len(q.z) for q in questions), max(lengths)), len(set(lengths)) > 1)]
+    for asked, answer in zip(questions, answers, strict=True):
+        torch.testing.assert_close(answer, net(asked.z, asked.t, asked.rows), rtol=1e-10, atol=1e-10)
+
+
+def test_times_of_single_positions_stay_with_them() -> None:
+    net = denoiser("timed")
+    one, other = question(6, 0), question(9, 1)
+    one = Question(one.z, torch.linspace(0, 1, 6, dtype=torch.float64)[None], one.rows, None, {})
+    for asked, answer in zip((one, other), ask(net, [one, other]), strict=True):
+        torch.testing.assert_close(answer, net(asked.z, asked.t, asked.rows), rtol=1e-10, atol=1e-10)
+
+
+def test_who_has_waited_longest_is_first_and_takes_along_who_fits() -> None:
+    short, long, peculiar = question(5, 0), question(40, 1), question(5, 2, cache=object())
+    assert together([short, long, short, peculiar, short], 8, 7) == [0, 2, 4]
+    assert together([long, short, long], 8, 7) == [0, 2]
+    assert together([peculiar, short, peculiar], 8, 7) == [0]
+    assert together([short] * 5, 3, 7) == [0, 1, 2]
+
+
+def test_answers_of_one_call_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = [question(5, n) for n in range(4)]
+    monkeypatch.setattr(batching, "MOST_LOGITS", 7 * (several[0].lines() + several[1].lines()))
+    assert together(several, 100, 7) == [0, 1]
+    monkeypatch.setattr(batching, "MOST_LOGITS", 1)
+    assert together(several, 100, 7) == [0]  # somebody must be next
+
+
+def test_a_conversation_pauses_at_each_question_and_ends() -> None:
+    net = denoiser("plain")
+    heard: list[float] = []
+
+    def work(denoise: Denoise) -> None:
+        for length in (3, 4):
+            asked = question(length, 0)
+            heard.append(float(denoise(asked.z, asked.t, asked.rows).sum()))
+
+    talk = Conversation(work, net)
+    talk.begin()
+    assert talk.question is not None
+    assert talk.question.z.shape == (1, 3)
+    talk.answer(torch.tensor([2.0]))
+    assert heard == [2.0]
+    assert talk.question.z.shape == (1, 4)
+    talk.answer(torch.tensor([5.0]))
+    assert heard == [2.0, 5.0]
+    assert talk.question is None
+
+
+def test_who_leaves_cleans_up_and_errors_come_out() -> None:
+    ended: list[str] = []
+
+    def steps(denoise: Denoise) -> Iterator[None]:
+        asked = question(3, 0)
+        try:
+            while True:
+                denoise(asked.z, asked.t, asked.rows)
+                yield
+        finally:
+            ended.append("left")
+
+    talk = Conversation(lambda denoise: [None for _ in steps(denoise)] and None, denoiser("plain"))
+    talk.begin()
+    talk.leave()
+    assert (ended, talk.question) == (["left"], None)
+
+    def broken(_: Denoise) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        Conversation(broken, denoiser("plain")).begin()

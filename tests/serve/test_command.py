@@ -1,0 +1,155 @@
+"""`unmask serve` as a process of its own: signals, ports, addresses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+import unmask
+from served import language_model, until
+from unmask import DiTConfig, LanguageModel, Tokenizer
+from unmask.serve.run import is_loopback
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("serve") / "small"
+    lm = LanguageModel.new(
+        DiTConfig(width=32, depth=2, heads=2, length=256), unmask.MDLM(), Tokenizer.bytes()
+    )
+    unmask.save(lm, path)
+    return path
+
+
+def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "unmask", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+@contextmanager
+def started(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = command(*arguments, "--port", "0", **environment)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+?(?=/)", line)
+        assert found, line
+        until(lambda: _ready(found[0]))
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200 and httpx.get(f"{url}/ready").status_code != 503
+    except httpx.TransportError:
+        return False
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    process = command(*arguments, **environment)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    told = [line for line in err.splitlines() if line.startswith("unmask: ")]
+    assert len(told) == 1, err
+    assert "Traceback" not in err
+    return told[0]
+
+
+def test_sigterm_finishes_what_has_begun(folder: Path) -> None:
+    with started(str(folder)) as (process, url):
+        answers: list[httpx.Response] = []
+        body = {"template": "<mask:250>", "sampler": "first-hitting", "seed": 1, "n": 2}
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60))
+        )
+        asking.start()
+        until(lambda: "unmask_running_rows 2.0" in httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert answers[0].status_code == 200
+        assert len(answers[0].json()["results"]) == 2
+        assert process.wait(20) == 0
+
+
+def test_impatience_ends_it_all_the_same(folder: Path) -> None:
+    with started(str(folder), "--patience", "1") as (process, url):
+        body = {"template": "<mask:250>", "sampler": "first-hitting", "n": 16}
+
+        def ask() -> None:
+            with pytest.raises(httpx.HTTPError):
+                httpx.post(f"{url}/v1/infill", json=body, timeout=60).raise_for_status()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: "unmask_running_rows 16.0" in httpx.get(f"{url}/metrics").text)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert time.monotonic() - began < 8
+        asking.join()
+
+
+def test_a_port_is_taken_once(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"port {port} of 127.0.0.1 is taken by another program" in refused(str(folder), "--port", port)
+
+
+def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path) -> None:
+    assert "is not a folder" in refused(str(tmp_path / "none"), "--port", "0")
+    assert "needs a token" in refused(str(folder), "--host", "0.0.0.0", "--port", "0", UNMASK_TOKEN="")
+    assert "no address" in refused(str(folder), "--host", "no.such.host.invalid", "--token", "x")
+    assert "from 0 to 65535" in refused(str(folder), "--port", "65536")
+    assert "limit n must be above 0" in refused(str(folder), "--max-n", "0")
+    unmask.save(LanguageModel(language_model().denoise.float()), tmp_path / "ids")
+    assert "has no tokenizer.json" in refused(str(tmp_path / "ids"), "--port", "0")
+
+
+def test_a_model_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "large" / name).write_bytes((folder / name).read_bytes())
+    config = (folder / "config.json").read_text().replace('"width": 32', '"width": 40000000000')
+    (tmp_path / "large" / "config.json").write_text(config)
+    assert "does not fit" in refused(str(tmp_path / "large"), "--port", "0")
+
+
+def test_the_token_may_come_from_the_environment(folder: Path) -> None:
+    with started(str(folder), "--host", "0.0.0.0", "--allow-host", "other.name", UNMASK_TOKEN="x") as (
+        _,
+        url,
+    ):
+        port = url.rsplit(":", 1)[1]
+        local = f"http://127.0.0.1:{port}/v1/models"
+        assert httpx.get(local).status_code == 401
+        key = {"Authorization": "Bearer x"}
+        assert httpx.get(local, headers=key).status_code == 200
+        assert httpx.get(local, headers={**key, "Host": "other.name"}).status_code == 200
+        assert httpx.get(local, headers={**key, "Host": "another.name"}).status_code == 400
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
