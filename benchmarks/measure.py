@@ -97,10 +97,9 @@ def compare(
         with counting(True) as count:
             ours()
         reached = count.flops / statistics.median(own) / peak
-    whole = [
-        tuple(seconds / part for seconds in times) for times, part in ((textbook, share), (own, own_share))
-    ]
-    return Result(work, bar, *whole, reached, note=note)
+    theirs_whole = tuple(seconds / share for seconds in textbook)
+    ours_whole = tuple(seconds / own_share for seconds in own)
+    return Result(work, bar, theirs_whole, ours_whole, reached, note=note)
 
 
 def peak_now() -> float:

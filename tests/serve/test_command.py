@@ -20,6 +20,7 @@ import pytest
 import unmask
 from served import language_model, until
 from unmask import DiTConfig, LanguageModel, Tokenizer
+from unmask.serve.limits import Limits
 from unmask.serve.run import is_loopback
 
 
@@ -122,7 +123,6 @@ def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     assert "needs a token" in refused(str(folder), "--host", "0.0.0.0", "--port", "0", UNMASK_TOKEN="")
     assert "no address" in refused(str(folder), "--host", "no.such.host.invalid", "--token", "x")
     assert "from 0 to 65535" in refused(str(folder), "--port", "65536")
-    assert "limit n must be above 0" in refused(str(folder), "--max-n", "0")
     unmask.save(LanguageModel(language_model().denoise.float()), tmp_path / "ids")
     assert "has no tokenizer.json" in refused(str(tmp_path / "ids"), "--port", "0")
 
@@ -148,6 +148,11 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
         assert httpx.get(local, headers=key).status_code == 200
         assert httpx.get(local, headers={**key, "Host": "other.name"}).status_code == 200
         assert httpx.get(local, headers={**key, "Host": "another.name"}).status_code == 400
+
+
+def test_limits_are_limits() -> None:
+    with pytest.raises(ValueError, match="the limit n must be above 0; got 0"):
+        Limits(n=0)
 
 
 def test_loopback() -> None:

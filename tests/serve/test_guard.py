@@ -34,7 +34,16 @@ def test_without_the_token_only_health_answers(locked: Served, path: str) -> Non
 
 @pytest.mark.parametrize(
     "header",
-    ["", "Bearer", "Bearer secret", "Bearer ünique secre", "secret", "Basic x", "Basic !!!!", "Digest ünique secret"],
+    [
+        "",
+        "Bearer",
+        "Bearer secret",
+        "Bearer ünique secre",
+        "secret",
+        "Basic x",
+        "Basic !!!!",
+        "Digest ünique secret",
+    ],
 )
 def test_wrong_tokens(locked: Served, header: str) -> None:
     assert locked.http.get("/ready", headers={"Authorization": header.encode()}).status_code == 401

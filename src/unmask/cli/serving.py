@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from unmask.cli.arguments import Model, load_model
 from unmask.cli.writing import Dtype, set_dtype
+from unmask.serve.limits import Limits
 
 if TYPE_CHECKING:
     from unmask.model import LanguageModel
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What one request may ask for."""
-
-    prompt_tokens: int = 4096
-    """Tokens that are given."""
-    max_tokens: int = 4096
-    """Tokens that are written."""
-    max_n: int = 16
-    """Candidates."""
-    max_steps: int = 4096
-    """Steps of a sampler."""
-    max_seconds: float = 120.0
-    """Seconds until the answer, after which it is 504."""
-    body_bytes: int = 1_000_000
-    """Bytes of a request."""
 
 
 def serve(
@@ -44,7 +24,7 @@ def serve(
     queue: int = 256,
     patience: float = 30.0,
     dtype: Dtype = "auto",
-    bounds: Annotated[Bounds, tyro.conf.arg(name="")] = Bounds(),  # noqa: B008
+    limits: Limits = Limits(),  # noqa: B008
 ) -> None:
     """Serve a model: an API as OpenAI's clients know it, and a page that shows text emerge.
 
@@ -64,7 +44,6 @@ def serve(
         dtype: What the network computes with; auto takes bfloat16 for large models where it is faster.
     """
     try:
-        from unmask.serve.limits import Limits
         from unmask.serve.run import serve as run
         from unmask.serve.service import Service
     except ImportError as error:
@@ -76,14 +55,6 @@ def serve(
             raise ValueError(f"{name} must be at least 1; got {value}")
     if not 0 <= port < 65536:
         raise ValueError(f"a port is a number from 0 to 65535; got {port}")
-    limits = Limits(
-        prompt_tokens=bounds.prompt_tokens,
-        max_tokens=bounds.max_tokens,
-        n=bounds.max_n,
-        steps=bounds.max_steps,
-        seconds=bounds.max_seconds,
-        body_bytes=bounds.body_bytes,
-    )
     service = Service(model.resolve().name, limits, rows, queue)
 
     def load() -> LanguageModel:

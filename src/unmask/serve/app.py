@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any
@@ -81,7 +81,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 def create_app(
     service: Service,
-    begin: Callable[[], Awaitable[None]],
+    begin: Callable[[], Coroutine[None, None, None]],
     hosts: Collection[str],
     token: str | None = None,
     patience: float = 30.0,
@@ -218,23 +218,26 @@ def _add_pages(app: FastAPI) -> None:
 
 def _completed(service: Service, asked: CompletionRequest) -> list[Canvas]:
     """A canvas for each prompt."""
-    wording, prompts = service.wording, asked.prompt
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    elif prompts and isinstance(prompts[0], int):
-        prompts = [prompts]  # type: ignore[list-item]
-    if not prompts:
-        raise ValueError("the list of prompts is empty")
+    wording, known = service.wording, service.wording.tokenizer.size
     tokens = within("max_tokens", asked.max_tokens, 16, service.limits.max_tokens)
     canvases = []
-    for prompt in prompts:
-        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)  # type: ignore[arg-type]
-        known = service.wording.tokenizer.size
+    for prompt in _prompts(asked):
+        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         for id_ in ids:
             if id_ >= known or id_ == wording.mask:
                 raise ValueError(f"the prompt's token {id_} is not one of the tokenizer's 0..{known - 1}")
         canvases.append(wording.between(ids, tokens, asked.suffix or ""))
     return canvases
+
+
+def _prompts(asked: CompletionRequest) -> list[str | list[int]]:
+    """One text, several texts, one list of ids, or several."""
+    if isinstance(asked.prompt, str):
+        return [asked.prompt]
+    if not asked.prompt:
+        raise ValueError("the list of prompts is empty")
+    texts = [each for each in asked.prompt if isinstance(each, str | list)]
+    return texts or [[each for each in asked.prompt if isinstance(each, int)]]
 
 
 def _rows(
@@ -255,7 +258,7 @@ def _rows(
         for row in range(asked.n):
             more = {} if stop is None else {"enough": stop}
             works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, **more))
-    return service.ticket(works, asked.timeout)
+    return service.ticket(works, asked.timeout, watched=asked.stream)
 
 
 class _Infilling:

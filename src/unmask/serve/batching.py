@@ -115,13 +115,13 @@ def ask(denoise: Denoise, questions: Sequence[Question]) -> list[Tensor]:
             for question, length in zip(questions, lengths, strict=True)
         ]
     )
-    context = {}
+    context: dict[str, Any] = {}
     if min(lengths) < longest:
         context["valid"] = torch.cat(
             [_padded(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in questions]
         )
     log_x = denoise(z, t, rows, **context)
-    return list(log_x.split([question.lines() for question in questions]))
+    return list(torch.split(log_x, [question.lines() for question in questions]))
 
 
 def _padded(values: Tensor, length: int, filler: int) -> Tensor:

@@ -77,6 +77,11 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still works."""
+        return self._thread.is_alive()
+
     def submit(self, tasks: Sequence[Task]) -> None:
         """All of the tasks, or none of them and BusyError."""
         with self._change:

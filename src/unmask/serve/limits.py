@@ -13,13 +13,21 @@ class Limits:
     """
 
     prompt_tokens: int = 4096
+    """Tokens that are given."""
     max_tokens: int = 4096
+    """Tokens that are written."""
     n: int = 16
+    """Candidates."""
     steps: int = 4096
+    """Steps of a sampler."""
     alternatives: int = 20
+    """Tokens told of beside the one that was written."""
     draws: int = 1024
+    """Random maskings of a text that is scored."""
     body_bytes: int = 1_000_000
+    """Bytes of a request."""
     seconds: float = 120.0
+    """Seconds until the answer, after which it is 504."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

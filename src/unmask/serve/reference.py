@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from typing import Any
 
@@ -30,7 +31,8 @@ def reference(schema: dict[str, Any]) -> str:
 
 
 def _route(path: str, method: str, told: dict[str, Any], schemas: dict[str, Any]) -> str:
-    about = "".join(f"<p>{escape(part)}</p>" for part in told.get("description", "").split("\n\n"))
+    parts = told.get("description", "").split("\n\n")
+    about = "".join(f"<p>{_marked(part)}</p>" for part in parts)
     fields, example = "", ""
     body = told.get("requestBody")
     if body is not None:
@@ -65,3 +67,8 @@ def _kind(field: dict[str, Any]) -> str:
 
 def _default(field: dict[str, Any]) -> str:
     return "" if field.get("default") is None else json.dumps(field["default"])
+
+
+def _marked(text: str) -> str:
+    """Names in backquotes become code."""
+    return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))

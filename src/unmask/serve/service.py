@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from unmask.diffusion.categorical import Choice
 from unmask.diffusion.process import Masking
 from unmask.model import LanguageModel
 from unmask.sampling import BY_NAME, AnySampler, Remask, UniformAncestral
-from unmask.serve.engine import Engine, Task, Work
+from unmask.serve.engine import ClosedError, Engine, Task, Work
 from unmask.serve.limits import LimitError, Limits, check, within
 from unmask.serve.metrics import Metrics
 from unmask.serve.schemas import ModelCard, Writing
@@ -42,23 +43,23 @@ class Ended:
 class Ticket:
     """The rows of one request on their way; `give_up` where nobody waits for them any more."""
 
-    def __init__(self, engine: Engine, works: Sequence[Work], seconds: float) -> None:
+    def __init__(self, engine: Engine, works: Sequence[Work], seconds: float, watched: bool) -> None:
         loop = asyncio.get_running_loop()
         self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
 
         def teller(row: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
             def tell(event: Any) -> None:
-                # In the engine's thread, which must not care whether the server has gone meanwhile.
-                if not loop.is_closed():
+                # In the engine's thread, which must not care whether the server's loop has closed meanwhile.
+                with suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._events.put_nowait, (row, wrap(event)))
 
             return tell
 
         deadline = time.monotonic() + seconds
-        self._tasks = [
-            Task(work, on_done=teller(row, Ended), on_progress=teller(row, lambda x: x), deadline=deadline)
-            for row, work in enumerate(works)
-        ]
+        self._tasks = [Task(work, teller(row, Ended), deadline=deadline) for row, work in enumerate(works)]
+        if watched:
+            for row, task in enumerate(self._tasks):
+                task.on_progress = teller(row, lambda event: event)
         engine.submit(self._tasks)
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
@@ -122,6 +123,8 @@ class Service:
         """The engine, once there is one."""
         if self._engine is None:
             raise NotReadyError("the model is still being loaded: try again in a few seconds")
+        if not self._engine.alive:
+            raise ClosedError("the server is stopping")
         return self._engine
 
     @property
@@ -184,9 +187,9 @@ class Service:
                 f" {self.length:,} that the model takes",
             )
 
-    def ticket(self, works: Sequence[Work], asked: float | None) -> Ticket:
-        """Send the rows of a request on their way."""
-        return Ticket(self.engine, works, self.seconds(asked))
+    def ticket(self, works: Sequence[Work], asked: float | None, watched: bool = False) -> Ticket:
+        """Send the rows of a request on their way; if `watched`, they tell of their progress."""
+        return Ticket(self.engine, works, self.seconds(asked), watched)
 
 
 def revises(sampler: AnySampler) -> bool:

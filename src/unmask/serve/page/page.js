@@ -363,7 +363,7 @@ function showScore(found) {
     const level = [0.5, 1.5, 3, 4.5, 6, 8].filter((edge) => token.nats >= edge).length;
     const element = make("span", `token s${level}`, token.text);
     element.tabIndex = -1;
-    const tell = () => { $("surprise-detail").textContent = `${visible(token.text)}: ${token.nats.toFixed(2)} nats`; };
+    const tell = () => { $("surprise-detail").textContent = `${visible(token.text)} · ${token.nats.toFixed(2)} nats`; };
     element.addEventListener("click", tell);
     element.addEventListener("mouseenter", tell);
     element.addEventListener("focus", tell);
@@ -388,7 +388,7 @@ function plot(parts) {
     drawing.append(svg("text", { class: "tick", x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, tick.toPrecision(2)));
   }
   for (const time of [0, 0.25, 0.5, 0.75, 1]) {
-    drawing.append(svg("text", { class: "tick", x: x(time), y: height - 10, "text-anchor": "middle" }, `t = ${time}`));
+    drawing.append(svg("text", { class: "tick", x: x(time), y: height - 10, "text-anchor": time === 1 ? "end" : "middle" }, `t = ${time}`));
   }
   for (const part of parts) {
     const middle = (x(part.start) + x(part.end)) / 2;
