@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from unmask import MDLM, Autoregression, DiTConfig, LanguageModel, Tokenizer
 from unmask.objectives import AnyObjective
 from unmask.serve.app import create_app
 from unmask.serve.limits import Limits
+from unmask.serve.run import listen
 from unmask.serve.service import Service
 
 ALPHABET = "abcdefgh \n"
@@ -62,9 +62,7 @@ def serving(
         if ready:
             service.begin(model or language_model())
 
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(128)
+    listening = listen("127.0.0.1", 0)
     app = create_app(service, begin, {"127.0.0.1", "localhost"}, token, patience=5)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

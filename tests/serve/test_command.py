@@ -21,7 +21,7 @@ import unmask
 from served import language_model, until
 from unmask import DiTConfig, LanguageModel, Tokenizer
 from unmask.serve.limits import Limits
-from unmask.serve.run import is_loopback
+from unmask.serve.run import is_loopback, listen
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,12 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
         assert httpx.get(local, headers=key).status_code == 200
         assert httpx.get(local, headers={**key, "Host": "other.name"}).status_code == 200
         assert httpx.get(local, headers={**key, "Host": "another.name"}).status_code == 400
+
+
+def test_answers_do_not_wait_for_more_to_send() -> None:
+    """asyncio switches Nagle's algorithm off only on sockets that say they are TCP."""
+    with listen("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP
 
 
 def test_limits_are_limits() -> None:

@@ -38,7 +38,7 @@ def serve(
             f"{host} can be reached by others, so it needs a token:"
             " --token SECRET, or the variable UNMASK_TOKEN"
         )
-    listening = _listen(host, port)
+    listening = listen(host, port)
     failed: list[Exception] = []
 
     async def begin() -> None:
@@ -83,7 +83,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket, or a sentence about why there is none."""
     try:
         family, *_, address = socket.getaddrinfo(
@@ -91,7 +91,8 @@ def _listen(host: str, port: int) -> socket.socket:
         )[0]
     except (socket.gaierror, OverflowError):
         raise ValueError(f"{host}:{port} is no address that a server can listen at") from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP, or asyncio leaves Nagle's algorithm on, and every answer waits 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
