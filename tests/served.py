@@ -58,9 +58,9 @@ def serving(
 ) -> Iterator[Served]:
     service = Service("tiny", limits or Limits(), **options)
 
-    async def begin() -> None:
+    def begin() -> None:
         if ready:
-            service.begin(model or language_model())
+            service.begin(lambda: model or language_model())
 
     listening = listen("127.0.0.1", 0)
     app = create_app(service, begin, {"127.0.0.1", "localhost"}, token, patience=5)

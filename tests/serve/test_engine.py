@@ -23,7 +23,8 @@ from unmask.serve.rows import Row, scoring, writing
 
 @contextmanager
 def engine(model: LanguageModel | None = None, **options: int) -> Iterator[Engine]:
-    running = Engine(model or language_model(), Metrics(), **options)
+    running = Engine(lambda: model or language_model(), Metrics(), **options)
+    until(lambda: running.ready)
     try:
         yield running
     finally:
@@ -225,7 +226,7 @@ def test_nobody_starves() -> None:
 def test_closing_finishes_what_there_is_or_says_that_it_will_not() -> None:
     lm = language_model()
     work = writing(lm, canvas(lm, 6, 0), lm.sampler("first-hitting"), 0)
-    running = Engine(lm, Metrics())
+    running = Engine(lambda: lm, Metrics())
     patient = Waiting([work] * 3)
     running.submit(patient.tasks)
     running.close(patience=20)
@@ -235,7 +236,7 @@ def test_closing_finishes_what_there_is_or_says_that_it_will_not() -> None:
 
     gated = language_model()
     gate = Gate(gated)
-    hasty = Engine(gated, Metrics())
+    hasty = Engine(lambda: gated, Metrics())
     waiting = Waiting([writing(gated, canvas(gated, 6, 0), gated.sampler("first-hitting"), 0)] * 2)
     hasty.submit(waiting.tasks)
     until(lambda: gate.waits == 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
-"""cos and sin of what pairs of dimensions turn by."""
+"""cos and sin of what pairs of dimensions turn by; sin is negative for the first of each pair."""
 
 
 class Rotary(nn.Module):
@@ -25,17 +25,20 @@ class Rotary(nn.Module):
         self.even: Tensor
 
     def angles(self, start: int, length: int, dtype: torch.dtype = torch.float64) -> Angles:
-        """cos and sin [length, head_width / 2] of the positions start, start + 1, ..."""
+        """cos and sin [length, head_width] of the positions start, start + 1, ..."""
         position = torch.arange(start, start + length, device=self.even.device)
         angle = position[:, None] * self.base ** -(self.even.double() / self.head_width)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """Turn queries or keys [..., L, head_width] to their positions."""
+    """Turn queries or keys [..., L, head_width] to their positions.
+
+    (a, b) becomes (a cos - b sin, b cos + a sin): each dimension times cos, and its partner times sin.
+    """
     cos, sin = (each.to(x.dtype) for each in angles)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Asked:

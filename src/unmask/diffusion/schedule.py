@@ -73,6 +73,9 @@ class LogLinear(Schedule):
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - (1 - self.eps) * t
 
+    def inverse(self, alpha: Tensor) -> Tensor:
+        return ((1 - alpha.double()) / (1 - self.eps)).clamp(0, 1)
+
     def dalpha(self, t: Tensor) -> Tensor:
         return torch.full_like(t, self.eps - 1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -81,7 +81,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 def create_app(
     service: Service,
-    begin: Callable[[], Coroutine[None, None, None]],
+    begin: Callable[[], None],
     hosts: Collection[str],
     token: str | None = None,
     patience: float = 30.0,
@@ -90,11 +90,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        beginning = asyncio.create_task(begin())
+        begin()
         yield
-        beginning.cancel()
-        with suppress(asyncio.CancelledError):
-            await beginning
         await asyncio.to_thread(service.close, patience)
 
     app = FastAPI(

@@ -64,10 +64,27 @@ class _Running:
 
 
 class Engine:
-    """Tasks wait in a queue of at most `queue`; of those that run, at most `rows` share a call."""
+    """Tasks wait in a queue of at most `queue`; of those that run, at most `rows` share a call.
 
-    def __init__(self, model: LanguageModel, metrics: Metrics, rows: int = 32, queue: int = 256) -> None:
-        self.model, self.metrics, self.rows, self.queue = model, metrics, rows, queue
+    The model is loaded by the engine's thread as well: where a second thread has ever computed with torch,
+    the threads of both are more than the cores, and OpenMP puts them to sleep between any two operations,
+    which takes twice as long. `on_ready` or `on_failure` is called once that is over.
+    """
+
+    model: LanguageModel
+
+    def __init__(
+        self,
+        load: Callable[[], LanguageModel],
+        metrics: Metrics,
+        rows: int = 32,
+        queue: int = 256,
+        on_ready: Callable[[], None] = lambda: None,
+        on_failure: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self.metrics, self.rows, self.queue = metrics, rows, queue
+        self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
+        self.ready = False
         self._waiting: deque[Task] = deque()
         self._running: list[_Running] = []
         self._change = threading.Condition()
@@ -119,14 +136,26 @@ class Engine:
         return max(1, min(60, round(pace * len(self._waiting))))
 
     def _run(self) -> None:
+        try:
+            self.model = self._load()
+        except Exception as error:
+            self._on_failure(error)
+        else:
+            self.ready = True
+            self._on_ready()
+            self._serve()
+        with self._change:
+            self._closing = True
+        for task in [*(running.task for running in self._running), *self._waiting]:
+            task.on_done(ClosedError("the server is stopping"))
+
+    def _serve(self) -> None:
         with self.model.inference():
             while self._admit():
                 self._sort_out()
                 if self._running:
                     self._turn()
                 self.metrics.running.set(len(self._running))
-        for task in [*(running.task for running in self._running), *self._waiting]:
-            task.on_done(ClosedError("the server is stopping"))
 
     def _admit(self) -> bool:
         """Wait for work and let it begin; whether to go on."""

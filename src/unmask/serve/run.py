@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
 import signal
@@ -41,14 +40,12 @@ def serve(
     listening = listen(host, port)
     failed: list[Exception] = []
 
-    async def begin() -> None:
-        try:
-            service.begin(await asyncio.to_thread(load))
-        except Exception as error:
-            failed.append(error)
-            server.should_exit = True
-        else:
-            told(f"{service.name} is ready")
+    def give_up(error: Exception) -> None:
+        failed.append(error)
+        server.should_exit = True
+
+    def begin() -> None:
+        service.begin(load, lambda: told(f"{service.name} is ready"), give_up)
 
     hosts = {*LOOPBACK, host, *allowed}
     app = create_app(service, begin, hosts, token, patience)

@@ -98,15 +98,25 @@ class Service:
         self._engine: Engine | None = None
         self._wording: Wording | None = None
 
-    def begin(self, model: LanguageModel) -> None:
-        """Serve this model from now on."""
-        if model.tokenizer is None:
-            raise ValueError(
-                f"the model {self.name} has no tokenizer.json, and a server reads and writes text:"
-                " put the tokenizer of its training beside the weights"
-            )
-        self._wording = Wording(model.tokenizer, model.vocab.mask)
-        self._engine = Engine(model, self.metrics, self.rows, self.queue)
+    def begin(
+        self,
+        load: Callable[[], LanguageModel],
+        on_ready: Callable[[], None] = lambda: None,
+        on_failure: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        """Load the model, in the engine's thread, and serve it from then on."""
+
+        def loaded() -> LanguageModel:
+            model = load()
+            if model.tokenizer is None:
+                raise ValueError(
+                    f"the model {self.name} has no tokenizer.json, and a server reads and writes text:"
+                    " put the tokenizer of its training beside the weights"
+                )
+            self._wording = Wording(model.tokenizer, model.vocab.mask)
+            return model
+
+        self._engine = Engine(loaded, self.metrics, self.rows, self.queue, on_ready, on_failure)
 
     def close(self, patience: float) -> None:
         """Finish what there is, then stop."""
@@ -116,12 +126,12 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the model is loaded."""
-        return self._engine is not None
+        return self._engine is not None and self._engine.ready
 
     @property
     def engine(self) -> Engine:
         """The engine, once there is one."""
-        if self._engine is None:
+        if self._engine is None or (self._engine.alive and not self._engine.ready):
             raise NotReadyError("the model is still being loaded: try again in a few seconds")
         if not self._engine.alive:
             raise ClosedError("the server is stopping")
