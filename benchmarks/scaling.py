@@ -13,8 +13,8 @@ from unmask import Ancestral
 SIZE = Size(vocab=4096, depth=4, width=256, length=128, heads=4)
 ROWS, STEPS = 4, 16
 AXES: dict[str, tuple[int, ...]] = {
-    "length": (64, 128, 256, 512, 1024),
-    "vocabulary": (256, 2048, 8192, 32768),
+    "length": (64, 128, 256, 1024),
+    "vocabulary": (256, 2048, 32768),
     "steps": (16, 64, 256, 1024),
     "batch": (1, 4, 16),
 }

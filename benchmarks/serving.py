@@ -124,7 +124,9 @@ def _megabytes(pid: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a model folder; else one like the demo's, with random weights")
+    parser.add_argument(
+        "model", nargs="?", help="a model folder; else one like the demo's, with random weights"
+    )
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--lengths", type=int, nargs="+", default=(8, 16, 24), help="tokens to write")
     parser.add_argument("--clients", type=int, default=16)

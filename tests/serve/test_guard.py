@@ -11,7 +11,17 @@ import pytest
 from served import Served, serving
 from unmask.serve.limits import Limits
 
-ROUTES = ["/", "/docs", "/openapi.json", "/page.js", "/ready", "/metrics", "/v1/models", "/nowhere"]
+ROUTES = [
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/page.js",
+    "/write.js",
+    "/ready",
+    "/metrics",
+    "/v1/models",
+    "/nowhere",
+]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -12,67 +10,42 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import BaseModel
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from unmask import __version__
-from unmask.data.textsize import TextSize
-from unmask.diffusion.process import LeftToRight
-from unmask.evaluation.score import CELLS, Score
-from unmask.serve.engine import BusyError, ClosedError, LateError
+from unmask.serve.answers import Completing, Infilling, completed, scored
 from unmask.serve.guard import Guard
-from unmask.serve.limits import LimitError, check, within
+from unmask.serve.limits import check, within
+from unmask.serve.problems import STATUS, problem, told
 from unmask.serve.reference import reference
-from unmask.serve.rows import Mark, Row, Step, scoring, writing
+from unmask.serve.rows import scoring, writing
 from unmask.serve.schemas import (
     CompletionAnswer,
-    CompletionChoice,
     CompletionRequest,
     ErrorAnswer,
-    Filled,
     InfillAnswer,
     InfillRequest,
     ModelList,
-    Problem,
     ScoreAnswer,
-    ScoredToken,
     ScoreRequest,
-    TimeShare,
     Token,
     TokensAnswer,
     TokensRequest,
-    Usage,
     Writing,
 )
 from unmask.serve.service import (
-    Ended,
-    NotReadyError,
     Service,
     Ticket,
-    UnknownModelError,
-    new_id,
     new_seed,
     revises,
 )
-from unmask.serve.wording import Canvas, cut, sure_length
-from unmask.types import DamagedError
+from unmask.serve.wording import Canvas
+
+SCRIPTS = ("page.js", "common.js", "story.js", "write.js", "score.js")
 
 GONE = 499
 """What nginx calls a client that did not wait; nobody reads it."""
-
-STATUS: dict[type[Exception], tuple[int, str]] = {
-    LimitError: (400, "invalid_request_error"),
-    UnknownModelError: (404, "invalid_request_error"),
-    DamagedError: (500, "server_error"),
-    ValueError: (400, "invalid_request_error"),
-    BusyError: (429, "rate_limit_error"),
-    NotReadyError: (503, "server_error"),
-    ClosedError: (503, "server_error"),
-    LateError: (504, "timeout"),
-    MemoryError: (503, "server_error"),
-}
-"""What each exception is answered with; the first that fits counts."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 413, 415, 422, 429, 500, 503, 504)
@@ -104,7 +77,7 @@ def create_app(
         responses=PROBLEMS,
     )
     for kind in (HTTPException, RequestValidationError, *STATUS):
-        app.add_exception_handler(kind, _problem)
+        app.add_exception_handler(kind, problem)
     _add_routes(app, service)
     _add_pages(app)
     return Guard(app, service.metrics, hosts, token, service.limits.body_bytes)
@@ -147,7 +120,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         canvas = await asyncio.to_thread(service.wording.canvas, template)
         seed = new_seed() if asked.seed is None else asked.seed
         ticket = _rows(service, asked, [canvas], seed, asked.alternatives)
-        answer = _Infilling(service, canvas, seed, asked.n)
+        answer = Infilling(service, canvas, seed, asked.n)
         if asked.stream:
             return _streamed(answer.told(ticket))
         rows = await _unless_gone(request, ticket)
@@ -161,9 +134,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         canvas as it is, in `draft`.
         """
         service.check_model(asked.model)
-        canvases = await asyncio.to_thread(_completed, service, asked)
+        canvases = await asyncio.to_thread(completed, service, asked)
         seed = new_seed() if asked.seed is None else asked.seed
-        answer = _Completing(service, asked, canvases)
+        answer = Completing(service, asked, canvases)
         ticket = _rows(service, asked, canvases, seed, asked.logprobs or 0, answer.enough)
         if asked.stream:
             return _streamed(answer.told(ticket))
@@ -187,7 +160,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         check("prompt_tokens", len(ids), service.limits.prompt_tokens)
         ticket = service.ticket([scoring(service.model, ids, draws, asked.seed)], asked.timeout)
         (found,) = await _unless_gone(request, ticket)
-        return _scored(service, asked.text, ids, found)
+        return scored(service, asked.text, ids, found)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -204,37 +177,13 @@ def _add_pages(app: FastAPI) -> None:
     for path, name, kind in (
         ("/", "index.html", "text/html; charset=utf-8"),
         ("/page.css", "page.css", "text/css; charset=utf-8"),
-        ("/page.js", "page.js", "text/javascript; charset=utf-8"),
+        *((f"/{name}", name, "text/javascript; charset=utf-8") for name in SCRIPTS),
     ):
         app.add_api_route(path, served(name, kind), include_in_schema=False)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(reference(app.openapi()))
-
-
-def _completed(service: Service, asked: CompletionRequest) -> list[Canvas]:
-    """A canvas for each prompt."""
-    wording, known = service.wording, service.wording.tokenizer.size
-    tokens = within("max_tokens", asked.max_tokens, 16, service.limits.max_tokens)
-    canvases = []
-    for prompt in _prompts(asked):
-        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        for id_ in ids:
-            if id_ >= known or id_ == wording.mask:
-                raise ValueError(f"the prompt's token {id_} is not one of the tokenizer's 0..{known - 1}")
-        canvases.append(wording.between(ids, tokens, asked.suffix or ""))
-    return canvases
-
-
-def _prompts(asked: CompletionRequest) -> list[str | list[int]]:
-    """One text, several texts, one list of ids, or several."""
-    if isinstance(asked.prompt, str):
-        return [asked.prompt]
-    if not asked.prompt:
-        raise ValueError("the list of prompts is empty")
-    texts = [each for each in asked.prompt if isinstance(each, str | list)]
-    return texts or [[each for each in asked.prompt if isinstance(each, int)]]
 
 
 def _rows(
@@ -256,158 +205,6 @@ def _rows(
             more = {} if stop is None else {"enough": stop}
             works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, **more))
     return service.ticket(works, asked.timeout, watched=asked.stream)
-
-
-class _Infilling:
-    """The answer to a request for infilling."""
-
-    def __init__(self, service: Service, canvas: Canvas, seed: int, n: int) -> None:
-        self.service, self.canvas, self.seed, self.n = service, canvas, seed, n
-        self.wording, self.id, self.created = service.wording, new_id("infill"), int(time.time())
-
-    def filled(self, row: Row, index: int) -> Filled:
-        self.service.metrics.tokens.inc(self.canvas.hidden)
-        return self.wording.filled(row, self.canvas, index, self.seed + index)
-
-    def whole(self, results: Sequence[Filled]) -> InfillAnswer:
-        return InfillAnswer(
-            id=self.id,
-            created=self.created,
-            model=self.service.name,
-            results=list(results),
-            usage=_usage(self.canvas.given, self.n * self.canvas.hidden),
-        )
-
-    async def told(self, ticket: Ticket) -> AsyncIterator[bytes]:
-        mask, ids = self.wording.mask, self.canvas.ids
-        pieces = self.wording.pieces([id_ for id_ in ids if id_ != mask])
-        given = iter(pieces)
-        shown = [None if id_ == mask else {"id": id_, "text": next(given)} for id_ in ids]
-        start = {"id": self.id, "model": self.service.name, "seed": self.seed, "n": self.n, "tokens": shown}
-        yield _event("canvas", start)
-        results: list[Filled | None] = [None] * self.n
-        async for index, event in ticket.events():
-            if isinstance(event, Step):
-                changes = [self._change(mark) for mark in event.marks]
-                draft = self.wording.draft(event.ids)
-                told = {"index": index, "step": event.number, "draft": draft, "changes": changes}
-                yield _event("step", told)
-            elif isinstance(event, Ended):
-                filled = results[index] = self.filled(event.result, index)
-                yield _event("result", filled)
-        yield _event("answer", self.whole([result for result in results if result is not None]))
-
-    def _change(self, mark: Mark) -> dict[str, Any]:
-        return {
-            "position": mark.position,
-            "id": mark.id,
-            "text": None if mark.id is None else self.wording.token(mark.id),
-            "logprob": mark.logprob,
-            "alternatives": [each.model_dump() for each in self.wording.alternatives(mark)],
-        }
-
-
-class _Completing:
-    """The answer to a request for completions: row i completes canvas i // n."""
-
-    def __init__(self, service: Service, asked: CompletionRequest, canvases: Sequence[Canvas]) -> None:
-        self.service, self.asked, self.canvases, self.wording = service, asked, canvases, service.wording
-        self.id, self.created = new_id("cmpl"), int(time.time())
-        self.stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
-
-    def enough(self, canvas: Canvas, ids: Sequence[int]) -> bool:
-        """Whether what follows would be cut off anyway."""
-        return bool(self.stops) and cut(self.wording.beginning(_hole(canvas, ids)), self.stops) is not None
-
-    def choice(self, row: Row, index: int) -> CompletionChoice:
-        canvas = self.canvases[index // self.asked.n]
-        inside = self.wording.beginning(_hole(canvas, row.ids))
-        self.service.metrics.tokens.inc(canvas.hidden)
-        ended = cut(inside, self.stops)
-        text = inside if ended is None else ended
-        (first, length), logprobs = canvas.holes[0], None
-        if self.asked.logprobs is not None:
-            places = [place for place in range(first, first + length) if row.ids[place] != self.wording.mask]
-            logprobs = self.wording.logprobs(row, places)
-        return CompletionChoice(
-            index=index,
-            text=self._echo(canvas) + text,
-            logprobs=logprobs,
-            finish_reason="length" if ended is None else "stop",
-        )
-
-    def whole(self, rows: Sequence[Row]) -> CompletionAnswer:
-        choices = [self.choice(row, index) for index, row in enumerate(rows)]
-        return CompletionAnswer(
-            id=self.id, created=self.created, model=self.service.name, choices=choices, usage=self._used()
-        )
-
-    async def told(self, ticket: Ticket) -> AsyncIterator[bytes]:
-        rows = len(self.canvases) * self.asked.n
-        sent = [""] * rows
-        settled = not revises(self.service.sampler(self.asked))
-        async for index, event in ticket.events():
-            canvas = self.canvases[index // self.asked.n]
-            if isinstance(event, Step):
-                text = self.wording.beginning(_hole(canvas, event.ids)) if settled else ""
-                text = text[: sure_length(text, self.stops)] if cut(text, self.stops) is None else sent[index]
-                whole = self._echo(canvas) + text if text else sent[index]
-                yield self._chunk(index, whole[len(sent[index]) :], None, self.wording.draft(event.ids))
-                sent[index] = whole
-            elif isinstance(event, Ended):
-                choice = self.choice(event.result, index)
-                rest = choice.text[len(sent[index]) :]
-                yield self._chunk(index, rest, choice.finish_reason, self.wording.draft(event.result.ids))
-        if (self.asked.stream_options or {}).get("include_usage"):
-            last = CompletionAnswer(
-                id=self.id, created=self.created, model=self.service.name, choices=[], usage=self._used()
-            )
-            yield f"data: {last.model_dump_json()}\n\n".encode()
-        yield b"data: [DONE]\n\n"
-
-    def _chunk(self, index: int, text: str, reason: str | None, draft: str) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "draft": draft}
-        chunk = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.service.name,
-            "choices": [choice],
-        }
-        return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
-
-    def _echo(self, canvas: Canvas) -> str:
-        return self.wording.tokenizer.decode(canvas.ids[: canvas.holes[0][0]]) if self.asked.echo else ""
-
-    def _used(self) -> Usage:
-        written = self.asked.n * sum(canvas.hidden for canvas in self.canvases)
-        return _usage(sum(canvas.given for canvas in self.canvases), written)
-
-
-def _hole(canvas: Canvas, ids: Sequence[int]) -> Sequence[int]:
-    ((first, length),) = canvas.holes
-    return ids[first : first + length]
-
-
-def _usage(given: int, written: int) -> Usage:
-    return Usage(prompt_tokens=given, completion_tokens=written, total_tokens=given + written)
-
-
-def _scored(service: Service, text: str, ids: Sequence[int], found: Score) -> ScoreAnswer:
-    figures: dict[str, Any] = Score(found.nats, found.variance, found.tokens, TextSize.of(text)).figures()
-    told = {name: figures[name] for name in ScoreAnswer.model_fields if name in figures and name != "tokens"}
-    pieces = zip(ids, service.wording.pieces(ids), found.token_nats, strict=True)
-    return ScoreAnswer(
-        model=service.name,
-        exact=isinstance(service.model.denoise.process, LeftToRight),
-        nats=found.nats,
-        tokens=[ScoredToken(id=id_, text=piece, nats=nats) for id_, piece, nats in pieces],
-        by_time=[
-            TimeShare(start=cell / CELLS, end=(cell + 1) / CELLS, nats_per_token=nats, standard_error=error)
-            for cell, (nats, error) in enumerate(zip(found.by_time, found.by_time_error, strict=True))
-        ],
-        **{name: value for name, value in told.items() if name != "by_time"},
-    )
 
 
 async def _unless_gone(request: Request, ticket: Ticket) -> list[Any]:
@@ -432,51 +229,9 @@ async def _unless_gone(request: Request, ticket: Ticket) -> list[Any]:
 def _streamed(events: AsyncIterator[bytes]) -> StreamingResponse:
     async def safely() -> AsyncIterator[bytes]:
         try:
-            async for event in events:
-                yield event
+            async for chunk in events:
+                yield chunk
         except tuple(STATUS) as error:  # the status line has long been sent
-            yield _event("error", _answer(error)[1])
+            yield event("error", told(error)[1])
 
     return StreamingResponse(safely(), media_type="text/event-stream")
-
-
-def _event(name: str, data: BaseModel | dict[str, Any]) -> bytes:
-    text = data.model_dump_json() if isinstance(data, BaseModel) else json.dumps(data, ensure_ascii=False)
-    return f"event: {name}\ndata: {text}\n\n".encode()
-
-
-async def _problem(_: Request, error: Exception) -> Response:
-    status, answer, headers = *_answer(error), {}
-    if isinstance(error, BusyError):
-        headers["Retry-After"] = str(error.retry_after)
-    elif isinstance(error, NotReadyError):
-        headers["Retry-After"] = "2"
-    elif isinstance(error, HTTPException) and error.headers:
-        headers.update(error.headers)
-    return JSONResponse(answer.model_dump(), status, headers)
-
-
-def _answer(error: Exception) -> tuple[int, ErrorAnswer]:
-    if isinstance(error, RequestValidationError):
-        param, sentence = _first_fault(error)
-        return 422, ErrorAnswer(error=Problem(message=sentence, type="invalid_request_error", param=param))
-    if isinstance(error, HTTPException):
-        return error.status_code, ErrorAnswer(
-            error=Problem(message=str(error.detail), type="invalid_request_error")
-        )
-    status, kind = next(found for each, found in STATUS.items() if isinstance(error, each))
-    problem = Problem(message=str(error) or type(error).__name__, type=kind)
-    if isinstance(error, LimitError):
-        problem.param = error.param
-    elif isinstance(error, UnknownModelError):
-        problem.param, problem.code = "model", "model_not_found"
-    return status, ErrorAnswer(error=problem)
-
-
-def _first_fault(error: RequestValidationError) -> tuple[str | None, str]:
-    """The first thing that is wrong, in a sentence; what was sent is not repeated, it may be huge."""
-    fault = error.errors()[0]
-    place = [str(step) for step in fault["loc"] if step != "body"]
-    param = place[0] if place else None
-    told = str(fault["msg"]).removeprefix("Value error, ")
-    return param, f"{'.'.join(place)}: {told}" if place else told

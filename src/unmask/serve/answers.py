@@ -1,0 +1,212 @@
+"""From rows to answers, whole or told step by step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from unmask.data.textsize import TextSize
+from unmask.diffusion.process import LeftToRight
+from unmask.evaluation.score import CELLS, Score
+from unmask.serve.limits import within
+from unmask.serve.rows import Mark, Row, Step
+from unmask.serve.schemas import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionRequest,
+    Filled,
+    InfillAnswer,
+    ScoreAnswer,
+    ScoredToken,
+    TimeShare,
+    Usage,
+)
+from unmask.serve.service import Ended, Service, Ticket, new_id, revises
+from unmask.serve.wording import Canvas, cut, sure_length
+
+
+class Infilling:
+    """The answer to a request for infilling."""
+
+    def __init__(self, service: Service, canvas: Canvas, seed: int, n: int) -> None:
+        self.service, self.canvas, self.seed, self.n = service, canvas, seed, n
+        self.wording, self.id, self.created = service.wording, new_id("infill"), int(time.time())
+
+    def filled(self, row: Row, index: int) -> Filled:
+        self.service.metrics.tokens.inc(self.canvas.hidden)
+        return self.wording.filled(row, self.canvas, index, self.seed + index)
+
+    def whole(self, results: Sequence[Filled]) -> InfillAnswer:
+        return InfillAnswer(
+            id=self.id,
+            created=self.created,
+            model=self.service.name,
+            results=list(results),
+            usage=_usage(self.canvas.given, self.n * self.canvas.hidden),
+        )
+
+    async def told(self, ticket: Ticket) -> AsyncIterator[bytes]:
+        mask, ids = self.wording.mask, self.canvas.ids
+        pieces = self.wording.pieces([id_ for id_ in ids if id_ != mask])
+        given = iter(pieces)
+        shown = [None if id_ == mask else {"id": id_, "text": next(given)} for id_ in ids]
+        start = {"id": self.id, "model": self.service.name, "seed": self.seed, "n": self.n, "tokens": shown}
+        yield event("canvas", start)
+        results: list[Filled | None] = [None] * self.n
+        async for index, news in ticket.events():
+            if isinstance(news, Step):
+                changes = [self._change(mark) for mark in news.marks]
+                draft = self.wording.draft(news.ids)
+                told = {"index": index, "step": news.number, "draft": draft, "changes": changes}
+                yield event("step", told)
+            elif isinstance(news, Ended):
+                filled = results[index] = self.filled(news.result, index)
+                yield event("result", filled)
+        yield event("answer", self.whole([result for result in results if result is not None]))
+
+    def _change(self, mark: Mark) -> dict[str, Any]:
+        return {
+            "position": mark.position,
+            "id": mark.id,
+            "text": None if mark.id is None else self.wording.token(mark.id),
+            "logprob": mark.logprob,
+            "alternatives": [each.model_dump() for each in self.wording.alternatives(mark)],
+        }
+
+
+class Completing:
+    """The answer to a request for completions: row i completes canvas i // n."""
+
+    def __init__(self, service: Service, asked: CompletionRequest, canvases: Sequence[Canvas]) -> None:
+        self.service, self.asked, self.canvases, self.wording = service, asked, canvases, service.wording
+        self.id, self.created = new_id("cmpl"), int(time.time())
+        self.stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+
+    def enough(self, canvas: Canvas, ids: Sequence[int]) -> bool:
+        """Whether what follows would be cut off anyway."""
+        return bool(self.stops) and cut(self.wording.beginning(_hole(canvas, ids)), self.stops) is not None
+
+    def choice(self, row: Row, index: int) -> CompletionChoice:
+        canvas = self.canvases[index // self.asked.n]
+        inside = self.wording.beginning(_hole(canvas, row.ids))
+        self.service.metrics.tokens.inc(canvas.hidden)
+        ended = cut(inside, self.stops)
+        text = inside if ended is None else ended
+        (first, length), logprobs = canvas.holes[0], None
+        if self.asked.logprobs is not None:
+            places = [place for place in range(first, first + length) if row.ids[place] != self.wording.mask]
+            logprobs = self.wording.logprobs(row, places)
+        return CompletionChoice(
+            index=index,
+            text=self._echo(canvas) + text,
+            logprobs=logprobs,
+            finish_reason="length" if ended is None else "stop",
+        )
+
+    def whole(self, rows: Sequence[Row]) -> CompletionAnswer:
+        choices = [self.choice(row, index) for index, row in enumerate(rows)]
+        return CompletionAnswer(
+            id=self.id, created=self.created, model=self.service.name, choices=choices, usage=self._used()
+        )
+
+    async def told(self, ticket: Ticket) -> AsyncIterator[bytes]:
+        rows = len(self.canvases) * self.asked.n
+        sent = [""] * rows
+        settled = not revises(self.service.sampler(self.asked))
+        async for index, news in ticket.events():
+            canvas = self.canvases[index // self.asked.n]
+            if isinstance(news, Step):
+                text = self.wording.beginning(_hole(canvas, news.ids)) if settled else ""
+                text = text[: sure_length(text, self.stops)] if cut(text, self.stops) is None else sent[index]
+                whole = self._echo(canvas) + text if text else sent[index]
+                yield self._chunk(index, whole[len(sent[index]) :], None, self.wording.draft(news.ids))
+                sent[index] = whole
+            elif isinstance(news, Ended):
+                choice = self.choice(news.result, index)
+                rest = choice.text[len(sent[index]) :]
+                yield self._chunk(index, rest, choice.finish_reason, self.wording.draft(news.result.ids))
+        if (self.asked.stream_options or {}).get("include_usage"):
+            last = CompletionAnswer(
+                id=self.id, created=self.created, model=self.service.name, choices=[], usage=self._used()
+            )
+            yield f"data: {last.model_dump_json()}\n\n".encode()
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, index: int, text: str, reason: str | None, draft: str) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "draft": draft}
+        chunk = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.service.name,
+            "choices": [choice],
+        }
+        return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
+
+    def _echo(self, canvas: Canvas) -> str:
+        return self.wording.tokenizer.decode(canvas.ids[: canvas.holes[0][0]]) if self.asked.echo else ""
+
+    def _used(self) -> Usage:
+        written = self.asked.n * sum(canvas.hidden for canvas in self.canvases)
+        return _usage(sum(canvas.given for canvas in self.canvases), written)
+
+
+def _hole(canvas: Canvas, ids: Sequence[int]) -> Sequence[int]:
+    ((first, length),) = canvas.holes
+    return ids[first : first + length]
+
+
+def _usage(given: int, written: int) -> Usage:
+    return Usage(prompt_tokens=given, completion_tokens=written, total_tokens=given + written)
+
+
+def scored(service: Service, text: str, ids: Sequence[int], found: Score) -> ScoreAnswer:
+    """The answer to a request for a score."""
+    figures: dict[str, Any] = Score(found.nats, found.variance, found.tokens, TextSize.of(text)).figures()
+    told = {name: figures[name] for name in ScoreAnswer.model_fields if name in figures and name != "tokens"}
+    pieces = zip(ids, service.wording.pieces(ids), found.token_nats, strict=True)
+    return ScoreAnswer(
+        model=service.name,
+        exact=isinstance(service.model.denoise.process, LeftToRight),
+        nats=found.nats,
+        tokens=[ScoredToken(id=id_, text=piece, nats=nats) for id_, piece, nats in pieces],
+        by_time=[
+            TimeShare(start=cell / CELLS, end=(cell + 1) / CELLS, nats_per_token=nats, standard_error=error)
+            for cell, (nats, error) in enumerate(zip(found.by_time, found.by_time_error, strict=True))
+        ],
+        **{name: value for name, value in told.items() if name != "by_time"},
+    )
+
+
+def completed(service: Service, asked: CompletionRequest) -> list[Canvas]:
+    """A canvas for each prompt."""
+    wording, known = service.wording, service.wording.tokenizer.size
+    tokens = within("max_tokens", asked.max_tokens, 16, service.limits.max_tokens)
+    canvases = []
+    for prompt in _prompts(asked):
+        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        for id_ in ids:
+            if id_ >= known or id_ == wording.mask:
+                raise ValueError(f"the prompt's token {id_} is not one of the tokenizer's 0..{known - 1}")
+        canvases.append(wording.between(ids, tokens, asked.suffix or ""))
+    return canvases
+
+
+def _prompts(asked: CompletionRequest) -> list[str | list[int]]:
+    """One text, several texts, one list of ids, or several."""
+    if isinstance(asked.prompt, str):
+        return [asked.prompt]
+    if not asked.prompt:
+        raise ValueError("the list of prompts is empty")
+    texts = [each for each in asked.prompt if isinstance(each, str | list)]
+    return texts or [[each for each in asked.prompt if isinstance(each, int)]]
+
+
+def event(name: str, data: BaseModel | dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    text = data.model_dump_json() if isinstance(data, BaseModel) else json.dumps(data, ensure_ascii=False)
+    return f"event: {name}\ndata: {text}\n\n".encode()

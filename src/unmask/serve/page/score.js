@@ -1,0 +1,87 @@
+/* The form that scores a text. */
+
+import { $, ask, busy, capital, make, problem, svg, visible } from "./common.js";
+import { walk } from "./story.js";
+
+async function score(event) {
+  event.preventDefault();
+  problem("score", "");
+  busy("score", true);
+  $("score-status").textContent = "scoring…";
+  try {
+    const body = { text: $("score-text").value, draws: Number($("draws").value) };
+    showScore(await (await ask("/v1/score", body)).json());
+    $("score-status").textContent = "";
+  } catch (error) {
+    $("score-status").textContent = "";
+    problem("score", capital(error.message));
+  } finally {
+    busy("score", false);
+  }
+}
+
+function showScore(found) {
+  const figures = [
+    ["nats per token", found.nats_per_token, found.standard_error],
+    ["perplexity", found.perplexity, found.perplexity_error],
+    ["bits per byte", found.bits_per_byte, found.bits_per_byte_error],
+  ];
+  $("figures").replaceChildren(...figures.map(([name, value, error]) => {
+    const box = make("div");
+    const shown = make("dd", "", value.toPrecision(4));
+    if (!found.exact) shown.append(" ", make("small", "", `± ${error.toPrecision(2)}`));
+    box.append(make("dt", "", found.exact ? name : `${name}, at most`), shown);
+    return box;
+  }));
+  $("surprise").replaceChildren(...found.tokens.map((token) => {
+    const level = [0.5, 1.5, 3, 4.5, 6, 8].filter((edge) => token.nats >= edge).length;
+    const element = make("span", `token s${level}`, token.text);
+    element.tabIndex = -1;
+    const tell = () => { $("surprise-detail").textContent = `${visible(token.text)} · ${token.nats.toFixed(2)} nats`; };
+    element.addEventListener("click", tell);
+    element.addEventListener("mouseenter", tell);
+    element.addEventListener("focus", tell);
+    element.dataset.written = "";
+    return element;
+  }));
+  const first = $("surprise").querySelector(".token");
+  if (first) first.tabIndex = 0;
+  $("surprise-detail").textContent = "";
+  plot(found.by_time);
+  $("scored").hidden = false;
+}
+
+function plot(parts) {
+  const width = 640, height = 220, left = 44, bottom = 30, top = 10;
+  const most = Math.max(1e-9, ...parts.map((part) => part.nats_per_token + part.standard_error));
+  const y = (value) => top + (height - top - bottom) * (1 - Math.max(0, value) / most);
+  const x = (time) => left + (width - left - 8) * time;
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Nats per token from each part of the time" });
+  for (const tick of [0, most / 2, most]) {
+    drawing.append(svg("line", { class: "axis", x1: left, x2: width - 8, y1: y(tick), y2: y(tick) }));
+    drawing.append(svg("text", { class: "tick", x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, tick.toPrecision(2)));
+  }
+  for (const time of [0, 0.25, 0.5, 0.75, 1]) {
+    drawing.append(svg("text", { class: "tick", x: x(time), y: height - 10, "text-anchor": time === 1 ? "end" : "middle" }, `t = ${time}`));
+  }
+  for (const part of parts) {
+    const middle = (x(part.start) + x(part.end)) / 2;
+    const value = part.nats_per_token, error = part.standard_error;
+    drawing.append(svg("rect", { class: "column", x: x(part.start) + 1, width: x(part.end) - x(part.start) - 2, y: y(value), height: y(0) - y(value) }));
+    drawing.append(svg("line", { class: "whisker", x1: middle, x2: middle, y1: y(value - error), y2: y(value + error) }));
+  }
+  $("by-time").replaceChildren(parts.length ? drawing : make("p", "soft", "This model has no time: its figure is exact."));
+  const head = make("tr");
+  head.append(...["from t", "to t", "nats per token", "standard error"].map((name) => make("th", "", name)));
+  $("by-time-table").replaceChildren(head, ...parts.map((part) => {
+    const row = make("tr");
+    const cells = [part.start.toFixed(2), part.end.toFixed(2), part.nats_per_token.toFixed(4), part.standard_error.toFixed(4)];
+    row.append(...cells.map((cell) => make("td", "", cell)));
+    return row;
+  }));
+}
+
+export function setUpScoring() {
+  $("score-form").addEventListener("submit", score);
+  $("surprise").addEventListener("keydown", walk);
+}
