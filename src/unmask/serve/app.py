@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from unmask import __version__
-from unmask.serve.answers import Completing, Infilling, completed, scored
+from unmask.serve.answers import Completing, Infilling, completed, event, scored
 from unmask.serve.guard import Guard
 from unmask.serve.limits import check, within
 from unmask.serve.problems import STATUS, problem, told
