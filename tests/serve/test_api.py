@@ -200,6 +200,7 @@ def strict() -> Any:
         ("infill", {"template": "<mask>", "steps": 51}, "steps", "at most 50"),
         ("infill", {"template": "<mask>", "alternatives": 6}, "alternatives", "at most 5"),
         ("infill", {"template": "<mask:99999999999>"}, None, "1 to 1000000"),
+        ("infill", {"template": "<mask>", "sampler": "confidense"}, None, "no sampler 'confidense'"),
         ("completions", {"prompt": ["a", "b", "c"], "n": 2}, "n", "at most 4"),
         ("completions", {"prompt": "a", "max_tokens": 10**9}, "max_tokens", "at most 12"),
         ("completions", {"prompt": [3, 999]}, None, "token 999"),

@@ -6,16 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SamplerName = Literal[
-    "default",
-    "ancestral",
-    "first-hitting",
-    "random-order",
-    "confidence",
-    "threshold",
-    "entropy-bounded",
-    "remask",
-]
+from unmask.sampling import BY_NAME
+
 Seed = Annotated[int, Field(ge=0, lt=2**62, description="Row i is drawn with seed + i.")]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -35,7 +27,11 @@ class Writing(Request):
     steps: int | None = Field(
         None, ge=1, description="Steps of the sampler; more are better and slower. 64 if not given."
     )
-    sampler: SamplerName = Field("default", description="In which order holes are filled.")
+    sampler: str = Field(
+        "default",
+        description="In which order holes are filled.",
+        json_schema_extra={"enum": ["default", *BY_NAME]},
+    )
     temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
     top_p: float | None = Field(None, gt=0, le=1, description="Sample from the most probable tokens only.")
     top_k: int | None = Field(None, ge=1, description="Sample from so many tokens only.")
