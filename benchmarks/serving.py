@@ -98,7 +98,7 @@ def load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, l
 
 
 def disturbed(url: str, pid: int, count: int, clients: int) -> list[float]:
-    """Megabytes that the server holds after each tenth of the requests, a third of which are left alone."""
+    """Megabytes that the server holds after each tenth of the requests; half of the clients soon leave."""
     sizes = []
     chance = random.Random(1)
 

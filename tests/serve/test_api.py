@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from contextlib import suppress
@@ -86,9 +87,7 @@ def test_a_stream_tells_every_step_and_ends_with_the_answer(server: Served) -> N
                 assert canvas[change["position"]] is None
                 canvas[change["position"]] = change["text"]
             hidden = "".join("\0" if token is None else token for token in canvas)
-            assert step["draft"].count("<mask:") == len([run for run in hidden.split("\0") if run]) - 1 or (
-                "\0" not in hidden and step["draft"] == hidden
-            )
+            assert step["draft"] == re.sub("\0+", lambda run: f"<mask:{len(run[0])}>", hidden)
         (result,) = (data for name, data in told if name == "result" and data["index"] == index)
         assert "".join(filter(None, canvas)) == result["text"] == whole["results"][index]["text"]
 
@@ -312,6 +311,32 @@ def test_a_full_server_says_when_to_come_back() -> None:
         for thread in threads:
             thread.join()
         assert codes == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (
+            RuntimeError("[enforce fail] can't allocate memory: you tried"),
+            503,
+            "memory ran out for a single text",
+        ),
+        (KeyError("secret"), 500, "something went wrong in the server"),
+    ],
+)
+def test_what_breaks_inside_is_told_as_well(error: Exception, status: int, told: str) -> None:
+    with serving() as server:
+
+        def forward(*_: Any, **__: Any) -> Any:
+            raise error
+
+        server.service.model.denoise.forward = forward  # type: ignore[method-assign]
+        whole = server.post("/v1/infill", template="a<mask>")
+        (*_, (name, streamed)) = events(server.post("/v1/infill", template="a<mask>", stream=True))
+        assert (whole.status_code, name) == (status, "error")
+        for answer in (whole.json(), streamed):
+            assert told in answer["error"]["message"]
+        assert server.http.get("/ready").status_code == 200
 
 
 def test_metrics_count(server: Served) -> None:

@@ -26,13 +26,13 @@ from unmask.serve.schemas import (
     Usage,
 )
 from unmask.serve.service import Ended, Service, Ticket, new_id, revises
-from unmask.serve.wording import Canvas, cut, sure_length
+from unmask.serve.wording import HoledText, cut, sure_length
 
 
 class Infilling:
     """The answer to a request for infilling."""
 
-    def __init__(self, service: Service, canvas: Canvas, seed: int, n: int) -> None:
+    def __init__(self, service: Service, canvas: HoledText, seed: int, n: int) -> None:
         self.service, self.canvas, self.seed, self.n = service, canvas, seed, n
         self.wording, self.id, self.created = service.wording, new_id("infill"), int(time.time())
 
@@ -81,12 +81,12 @@ class Infilling:
 class Completing:
     """The answer to a request for completions: row i completes canvas i // n."""
 
-    def __init__(self, service: Service, asked: CompletionRequest, canvases: Sequence[Canvas]) -> None:
+    def __init__(self, service: Service, asked: CompletionRequest, canvases: Sequence[HoledText]) -> None:
         self.service, self.asked, self.canvases, self.wording = service, asked, canvases, service.wording
         self.id, self.created = new_id("cmpl"), int(time.time())
         self.stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
 
-    def enough(self, canvas: Canvas, ids: Sequence[int]) -> bool:
+    def enough(self, canvas: HoledText, ids: Sequence[int]) -> bool:
         """Whether what follows would be cut off anyway."""
         return bool(self.stops) and cut(self.wording.beginning(_hole(canvas, ids)), self.stops) is not None
 
@@ -147,7 +147,7 @@ class Completing:
         }
         return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
-    def _echo(self, canvas: Canvas) -> str:
+    def _echo(self, canvas: HoledText) -> str:
         return self.wording.tokenizer.decode(canvas.ids[: canvas.holes[0][0]]) if self.asked.echo else ""
 
     def _used(self) -> Usage:
@@ -155,7 +155,7 @@ class Completing:
         return _usage(sum(canvas.given for canvas in self.canvases), written)
 
 
-def _hole(canvas: Canvas, ids: Sequence[int]) -> Sequence[int]:
+def _hole(canvas: HoledText, ids: Sequence[int]) -> Sequence[int]:
     ((first, length),) = canvas.holes
     return ids[first : first + length]
 
@@ -182,7 +182,7 @@ def scored(service: Service, text: str, ids: Sequence[int], found: Score) -> Sco
     )
 
 
-def completed(service: Service, asked: CompletionRequest) -> list[Canvas]:
+def completed(service: Service, asked: CompletionRequest) -> list[HoledText]:
     """A canvas for each prompt."""
     wording, known = service.wording, service.wording.tokenizer.size
     tokens = within("max_tokens", asked.max_tokens, 16, service.limits.max_tokens)

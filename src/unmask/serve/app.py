@@ -40,7 +40,7 @@ from unmask.serve.service import (
     new_seed,
     revises,
 )
-from unmask.serve.wording import Canvas
+from unmask.serve.wording import HoledText
 
 SCRIPTS = ("page.js", "common.js", "story.js", "write.js", "score.js")
 
@@ -189,10 +189,10 @@ def _add_pages(app: FastAPI) -> None:
 def _rows(
     service: Service,
     asked: Writing,
-    canvases: Sequence[Canvas],
+    canvases: Sequence[HoledText],
     seed: int,
     alternatives: int,
-    enough: Callable[[Canvas, Sequence[int]], bool] | None = None,
+    enough: Callable[[HoledText, Sequence[int]], bool] | None = None,
 ) -> Ticket:
     """Send `n` rows for each canvas on their way."""
     sampler = service.sampler(asked)

@@ -7,6 +7,7 @@ waited longest is always in the next call, so nobody starves.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -38,6 +39,10 @@ class LateError(Exception):
 
 class ClosedError(Exception):
     """The engine has stopped."""
+
+
+class InternalError(Exception):
+    """Something broke that is nobody's fault but the server's."""
 
 
 @dataclass(eq=False)
@@ -212,7 +217,7 @@ class Engine:
                 self.rows = max(1, len(served) // 2)  # for good: the same would happen again
                 return
             for running in served:
-                self._fail(running, error)
+                self._fail(running, _as_told(error))
             return
         self.metrics.call(sum(len(question.z) for question in asked), time.perf_counter() - start)
         for running, answer in zip(served, answers, strict=True):
@@ -226,7 +231,7 @@ class Engine:
             advance()
         except Exception as error:
             running.conversation.question = None
-            self._end(running.task, error)
+            self._end(running.task, _as_told(error))
 
     def _fail(self, running: _Running, error: Exception) -> None:
         self._running.remove(running)
@@ -242,6 +247,16 @@ class Engine:
 def _question(running: _Running) -> Question:
     assert running.conversation.question is not None
     return running.conversation.question
+
+
+def _as_told(error: Exception) -> Exception:
+    """What a client may know of an error; the rest goes to the log."""
+    if is_out_of_memory(error):
+        return MemoryError("memory ran out for a single text: ask for fewer tokens")
+    if isinstance(error, ValueError):
+        return error
+    logging.getLogger(__name__).error("a row failed", exc_info=error)
+    return InternalError("something went wrong in the server")
 
 
 def _is_over(task: Task) -> bool:

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from unmask.serve.engine import BusyError, ClosedError, LateError
+from unmask.serve.engine import BusyError, ClosedError, InternalError, LateError
 from unmask.serve.limits import LimitError
 from unmask.serve.schemas import ErrorAnswer, Problem
 from unmask.serve.service import NotReadyError, UnknownModelError
@@ -23,6 +23,7 @@ STATUS: dict[type[Exception], tuple[int, str]] = {
     ClosedError: (503, "server_error"),
     LateError: (504, "timeout"),
     MemoryError: (503, "server_error"),
+    InternalError: (500, "server_error"),
 }
 """What each exception is answered with; the first that fits counts."""
 

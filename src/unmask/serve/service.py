@@ -19,7 +19,7 @@ from unmask.serve.engine import ClosedError, Engine, Task, Work
 from unmask.serve.limits import LimitError, Limits, check, within
 from unmask.serve.metrics import Metrics
 from unmask.serve.schemas import ModelCard, Writing
-from unmask.serve.wording import Canvas, Wording
+from unmask.serve.wording import HoledText, Wording
 
 NO_LIMIT = 4096
 """The longest canvas of a model that does not have one."""
@@ -186,7 +186,7 @@ class Service:
         choice = Choice(asked.temperature, asked.top_k, asked.top_p)
         return self.model.sampler(asked.sampler, steps, choice)
 
-    def check_canvas(self, canvas: Canvas) -> None:
+    def check_canvas(self, canvas: HoledText) -> None:
         """Refuse what is too long, or cannot be filled."""
         check("prompt_tokens", canvas.given, self.limits.prompt_tokens)
         check("max_tokens", canvas.hidden, self.limits.max_tokens)

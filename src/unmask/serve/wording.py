@@ -14,7 +14,7 @@ from unmask.serve.schemas import Alternative, Filled, Logprobs, Span, WrittenTok
 
 
 @dataclass(frozen=True)
-class Canvas:
+class HoledText:
     """Ids with the mask in their holes, which are given as (first position, length)."""
 
     ids: list[int]
@@ -38,7 +38,7 @@ class Wording:
     tokenizer: Tokenizer
     mask: int
 
-    def canvas(self, template: Template) -> Canvas:
+    def canvas(self, template: Template) -> HoledText:
         """The canvas of a template."""
         ids: list[int] = []
         holes = []
@@ -48,12 +48,12 @@ class Wording:
                 ids += [self.mask] * piece
             else:
                 ids += self.tokenizer.encode(piece)
-        return Canvas(ids, holes)
+        return HoledText(ids, holes)
 
-    def between(self, prompt: Sequence[int], tokens: int, suffix: str) -> Canvas:
+    def between(self, prompt: Sequence[int], tokens: int, suffix: str) -> HoledText:
         """A canvas with one hole."""
         after = self.tokenizer.encode(suffix) if suffix else []
-        return Canvas([*prompt, *[self.mask] * tokens, *after], [(len(prompt), tokens)])
+        return HoledText([*prompt, *[self.mask] * tokens, *after], [(len(prompt), tokens)])
 
     def draft(self, ids: Sequence[int]) -> str:
         """What is written so far, as a template: masks are holes again."""
@@ -82,7 +82,7 @@ class Wording:
         ids = self.tokenizer.encode(text)
         return ids, self.pieces(ids)
 
-    def filled(self, row: Row, canvas: Canvas, index: int, seed: int) -> Filled:
+    def filled(self, row: Row, canvas: HoledText, index: int, seed: int) -> Filled:
         """A candidate as it is answered."""
         pieces = self.pieces(row.ids)
         starts = [0, *itertools.accumulate(len(piece) for piece in pieces)]
