@@ -43,6 +43,7 @@ class Table:
     objective: Objective
     vocab: Vocab = VOCAB
     max_length: int | None = LENGTH
+    shifted: bool = False
 
     @property
     def process(self) -> Process:

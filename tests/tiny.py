@@ -8,18 +8,20 @@ from typing import get_args
 import torch
 
 from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab
-from unmask.diffusion.process import LeftToRight, UniformNoise
+from unmask.diffusion.process import BlockMasking, LeftToRight, UniformNoise
 from unmask.model import Denoiser
 from unmask.objectives import AnyObjective, Autoregression
 from unmask.sampling import (
     Ancestral,
     AnySampler,
     Autoregressive,
+    Blockwise,
     Remask,
     SemiAutoregressive,
     UniformAncestral,
 )
 from unmask.sampling.base import Counted as Counted
+from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache
 from unmask.sampling.confidence import Entropy, Margin
 from unmask.sampling.remask import Cap, LeastSure, Loop
 
@@ -65,6 +67,12 @@ def samplers() -> list[AnySampler]:
         Remask(steps=9, remasking=Cap(0.2)),
         Remask(steps=9, remasking=LeastSure(), loop=Loop()),
         SemiAutoregressive(stride=3, window=5, sampler=Ancestral(steps=4)),
+        Blockwise(sampler=Ancestral(steps=3)),
+        Blockwise(sampler=Remask(steps=5, remasking=Cap(0.2))),
+        *(
+            Blockwise(size=5, sampler=Ancestral(steps=4), cache=cache)
+            for cache in (NoCache(), PrefixCache(), DualCache())
+        ),
     ]
 
 
@@ -74,6 +82,8 @@ def fits(sampler: AnySampler, objective: AnyObjective) -> bool:
         return isinstance(sampler, Autoregressive)
     if isinstance(objective.process, UniformNoise):
         return isinstance(sampler, UniformAncestral)
+    if isinstance(objective.process, BlockMasking):
+        return isinstance(sampler, Blockwise) and sampler.size is None
     needs_sum_one = type(sampler).__name__ == "FirstHitting"
     if isinstance(sampler, Autoregressive | UniformAncestral):
         return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unmask.backbones.dit import DiTConfig as DiTConfig
+    from unmask.backbones.dit import Llama as Llama
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
     from unmask.data.tokenizer import Tokenizer as Tokenizer
     from unmask.diffusion.categorical import Choice as Choice
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from unmask.objectives import MDLM as MDLM
     from unmask.objectives import SEDD as SEDD
     from unmask.objectives import Autoregression as Autoregression
+    from unmask.objectives import BlockDiffusion as BlockDiffusion
     from unmask.objectives import UniformDiffusion as UniformDiffusion
     from unmask.release import load as load
     from unmask.release import save as save
     from unmask.sampling import Ancestral as Ancestral
     from unmask.sampling import Autoregressive as Autoregressive
+    from unmask.sampling import Blockwise as Blockwise
     from unmask.sampling import Confidence as Confidence
     from unmask.sampling import EntropyBounded as EntropyBounded
     from unmask.sampling import FirstHitting as FirstHitting
@@ -43,15 +46,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "unmask.backbones.dit": ["DiTConfig", "TimeConditioning"],
+    "unmask.backbones.dit": ["DiTConfig", "Llama", "TimeConditioning"],
     "unmask.data.tokenizer": ["Tokenizer"],
     "unmask.diffusion.categorical": ["Choice"],
     "unmask.model": ["Denoiser", "LanguageModel", "ModelConfig", "Samples"],
-    "unmask.objectives": ["D3PM", "MDLM", "SEDD", "Autoregression", "UniformDiffusion"],
+    "unmask.objectives": ["D3PM", "MDLM", "SEDD", "Autoregression", "BlockDiffusion", "UniformDiffusion"],
     "unmask.release": ["load", "save"],
     "unmask.sampling": [
         "Ancestral",
         "Autoregressive",
+        "Blockwise",
         "Confidence",
         "EntropyBounded",
         "FirstHitting",

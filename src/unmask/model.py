@@ -14,18 +14,27 @@ from torch import Tensor, nn
 from unmask.backbones.base import Backbone
 from unmask.backbones.dit import DiTConfig
 from unmask.backbones.head import in_parts
+from unmask.backbones.masks import Order
 from unmask.config import did_you_mean
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
-from unmask.diffusion.process import LeftToRight, Masking, Process
+from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process
 from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
 from unmask.objectives import AnyObjective
 from unmask.objectives.reading import Reading
-from unmask.sampling import BY_NAME, Ancestral, AnySampler, Autoregressive, UniformAncestral
+from unmask.sampling import (
+    BY_NAME,
+    Ancestral,
+    AnySampler,
+    Autoregressive,
+    Blockwise,
+    UniformAncestral,
+)
 from unmask.sampling.base import Counted
 from unmask.sampling.canvas import Canvas, Template, blank, from_template
+from unmask.sampling.semi import AnyWindowSampler
 from unmask.types import DamagedError, Each, Rows, Times, Tokens, Vocab
 from unmask.world import World
 
@@ -97,9 +106,23 @@ class Denoiser(nn.Module):
         """The longest sequence the network takes."""
         return self.backbone.max_length
 
-    def forward(self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any) -> Tensor:
+    @property
+    def shifted(self) -> bool:
+        """Whether a token is predicted where the one before it is read."""
+        return self.backbone.shifted
+
+    def forward(
+        self,
+        z: Tokens,
+        t: Times,
+        rows: Rows,
+        *,
+        each: Each | None = None,
+        which: Tensor | None = None,
+        **context: Any,
+    ) -> Tensor:
         """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
-        self._check(z, t, rows)
+        self._check(z, t, rows, context.get("order"))
         with torch.autocast(z.device.type, torch.bfloat16) if self.in_bf16 else nullcontext():
             hidden = self.backbone.encode(z, self._told(t), rows, **context)
         alpha = self._visible_share(z, t, rows)
@@ -138,7 +161,7 @@ class Denoiser(nn.Module):
         alpha = process.schedule.alpha(t).expand(z.shape)[rows]
         return torch.where(z[rows] == self.vocab.mask, alpha, 0)[:, None]
 
-    def _check(self, z: Tokens, t: Times, rows: Rows) -> None:
+    def _check(self, z: Tokens, t: Times, rows: Rows, order: Order | None) -> None:
         if z.ndim != 2:
             raise ValueError(f"tokens must be [B, L]; got shape {list(z.shape)}")
         if isinstance(rows, Tensor) and (rows.shape != z.shape or rows.dtype != torch.bool):
@@ -147,10 +170,10 @@ class Denoiser(nn.Module):
                 f" got {rows.dtype} {list(rows.shape)}"
             )
         self.vocab.check(z)
-        if self.max_length is not None and z.shape[1] > self.max_length:
-            raise ValueError(
-                f"a sequence of {z.shape[1]} tokens is longer than the model's {self.max_length}"
-            )
+        # A token that is read twice, hidden and clean, is one of the text.
+        length = z.shape[1] if order is None else order.places
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}")
         if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
             raise ValueError(
                 f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}"
@@ -226,11 +249,13 @@ class LanguageModel:
         return self.denoise.objective
 
     def default_sampler(self, steps: int = 128, choice: Choice | None = None) -> AnySampler:
-        """The plain sampler of the model's process."""
-        choice = choice or Choice()
-        if isinstance(self.denoise.process, LeftToRight):
+        """The plain sampler of the model's process; `steps` are those of a block, where text has blocks."""
+        choice, process = choice or Choice(), self.denoise.process
+        if isinstance(process, LeftToRight):
             return Autoregressive(choice)
-        kind = Ancestral if isinstance(self.denoise.process, Masking) else UniformAncestral
+        if isinstance(process, BlockMasking):
+            return Blockwise(sampler=Ancestral(steps, choice), stop=self.vocab.end)
+        kind = Ancestral if isinstance(process, Masking) else UniformAncestral
         return kind(steps, choice)
 
     def sampler(self, name: str, steps: int = 128, choice: Choice | None = None) -> AnySampler:
@@ -243,7 +268,9 @@ class LanguageModel:
             )
         kind: Any = BY_NAME[name]
         counted = {"steps": steps} if "steps" in kind.__dataclass_fields__ else {}
-        chosen: AnySampler = kind(**counted, choice=choice or Choice())
+        chosen: AnyWindowSampler = kind(**counted, choice=choice or Choice())
+        if isinstance(self.denoise.process, BlockMasking):
+            return Blockwise(sampler=chosen, stop=self.vocab.end)
         return chosen
 
     def sample(

@@ -30,22 +30,28 @@ Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
 LogX: TypeAlias = Tensor
 """float [N, V]: one line of log-probabilities of the clean token for each asked row."""
 
-Each: TypeAlias = Callable[[LogX, slice], Tensor]
-"""A number for each line of log_x, given some of the lines and which of all these are."""
+Each: TypeAlias = Callable[[LogX, slice | Tensor], Tensor]
+"""A number, or a few, for each line of log_x, given some of the lines and which of all these are."""
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """`size` token ids, one of which, `mask`, means "hidden" and is never data."""
+    """`size` token ids, one of which, `mask`, means "hidden" and is never data; another may `end` a text."""
 
     size: int
     mask: int
+    end: int | None = None
 
     def __post_init__(self) -> None:
         if self.size < 2:
             raise ValueError(f"a vocabulary needs a token and the mask, so size >= 2; got {self.size}")
         if not 0 <= self.mask < self.size:
             raise ValueError(f"the mask id {self.mask} is outside the vocabulary 0..{self.size - 1}")
+        if self.end is not None and not (0 <= self.end < self.size and self.end != self.mask):
+            raise ValueError(
+                f"the id {self.end} that ends a text must be in the vocabulary 0..{self.size - 1},"
+                f" and not the mask, {self.mask}"
+            )
 
     def check(self, tokens: Tokens, *, data: bool = False) -> None:
         """Refuse ids outside the vocabulary and, in `data`, the mask id."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from unmask.backbones.dit import DiT, DiTConfig, LocalStart, TimeConditioning
-from unmask.backbones.layers import Attention, KVCache, Neighbours, Rotary, rotate
+from unmask.backbones.layers import Attention, Neighbours, Rotary, rotate
+from unmask.backbones.masks import KVCache
 from unmask.types import Times, Tokens, Vocab
 
 VOCAB = Vocab(size=11, mask=10)
@@ -136,9 +137,9 @@ def test_reading_in_chunks_with_a_cache_is_reading_at_once(
     net, z = network(causal=True, **options), tokens(2, 12)
     cache, parts, read = KVCache(), [], 0
     for size in chunks:
-        parts.append(hidden(net, z[:, read : read + size], cache=cache))
+        parts.append(hidden(net, z[:, read : read + size], beside=cache.beside()))
         read += size
-        assert cache.length == read
+        assert cache.end == read
     torch.testing.assert_close(torch.cat(parts, 1), hidden(net, z), atol=1e-5, rtol=0)
 
 
@@ -254,7 +255,7 @@ def test_a_head_starts_by_looking_at_its_offset(offset: int) -> None:
     rotary = Rotary(32, base=100.0)
     attention = Attention(64, heads=2, qk_norm=False, causal=False, biased=True)
     attention.look_at((offset, offset), strength=8.0, rotary=rotary)
-    angles = rotary.angles(0, 20)
+    angles = rotary.angles(torch.arange(20))
     assert attention.q_bias is not None
     assert attention.k_bias is not None
     q, k = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tiny
 from unmask import Choice
 from unmask.objectives import AnyObjective
-from unmask.sampling import AnySampler, SemiAutoregressive
+from unmask.sampling import AnySampler, Blockwise, SemiAutoregressive
 from unmask.sampling.canvas import Canvas
 
 PAIRS = [
@@ -85,7 +85,7 @@ def test_every_sampler_heeds_its_choice(sampler: AnySampler, objective: AnyObjec
     """With top_k = 1, as with temperature 0, the most probable token is written; else others, too."""
 
     def chosen(choice: Choice) -> torch.Tensor:
-        if isinstance(sampler, SemiAutoregressive):
+        if isinstance(sampler, SemiAutoregressive | Blockwise):
             altered: AnySampler = replace(sampler, sampler=replace(sampler.sampler, choice=choice))
         else:
             altered = replace(sampler, choice=choice)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.backbones.head import linear
-from unmask.backbones.layers import KVCache
+from unmask.backbones.masks import Beside, Order
 from unmask.types import Rows, Times, Tokens
 
 
@@ -21,6 +21,8 @@ class Backbone(nn.Module):
     """Whether a position sees only itself and those before it."""
     timed: bool
     """Whether the hidden states depend on t."""
+    shifted: bool = False
+    """Whether a token is predicted where the one before it is read."""
     output: nn.Linear
     """The head: logits from hidden states."""
     recompute: bool = False
@@ -35,13 +37,15 @@ class Backbone(nn.Module):
         *,
         valid: Tensor | None = None,
         documents: Tensor | None = None,
-        cache: KVCache | None = None,
+        order: Order | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """Hidden states [B, L, width] or, if `rows` are asked, of these [N, width].
 
-        `valid` [B, L] is False on padding, which nobody looks at; positions with different numbers in
-        `documents` [B, L] do not look at each other. With a `cache`, which causal networks
-        take, `tokens` are the positions after those it holds.
+        `valid` is False on padding, which nobody looks at; places with different numbers in `documents` do
+        not look at each other. In some `order` a position sees its own stage and what lasts of earlier ones.
+        `beside` a cache, tokens see what it holds. `valid` and `documents` [B, places] are by place: of the
+        whole text, of which the tokens may be a part.
         """
 
     def head(self, hidden: Tensor) -> Tensor:

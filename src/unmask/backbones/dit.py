@@ -1,7 +1,7 @@
 """DiT: a pre-norm transformer with rotary positions, conditioned on time only if asked to be.
 
 With time conditioning each block is modulated by the time's embedding (adaLN: shift, scale and gate);
-without it no such parameters exist, and it is a plain transformer.
+without it no such parameters exist, and it is a plain transformer. Its blocks may be Llama's, as in LLaDA.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from unmask.backbones.layers import (
     Angles,
     Asked,
     Attention,
-    KVCache,
+    Gated,
     Neighbours,
     Rotary,
     SquaredReLU,
     TimeEmbedding,
-    attention_mask,
 )
+from unmask.backbones.masks import Beside, Order, sight
 from unmask.types import Rows, Times, Tokens, Vocab
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -68,8 +68,32 @@ class LocalStart:
 
 
 @dataclass(frozen=True)
+class Llama:
+    """Blocks as in Llama: RMSNorm, a gated network of width `hidden` (SwiGLU), hardly a bias.
+
+    Each of `kv_heads` keys and values serves several heads; None for one each. `bias`: queries, keys and
+    values have one, as in Qwen2.
+    """
+
+    hidden: int
+    kv_heads: int | None = None
+    eps: float = 1e-5
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ValueError(f"the width of a gated network must be at least 1; got {self.hidden}")
+        if self.kv_heads is not None and self.kv_heads < 1:
+            raise ValueError(f"kv_heads must be at least 1; got {self.kv_heads}")
+
+
+@dataclass(frozen=True)
 class DiTConfig:
-    """Sizes and options of a DiT; `build(vocab)` makes it. The default is the paper's small model."""
+    """Sizes and options of a DiT; `build(vocab)` makes it. The default is the paper's small model.
+
+    `shifted`: a token is predicted where the one before it is read, as in networks that began as
+    autoregressive ones.
+    """
 
     width: int = 768
     depth: int = 12
@@ -83,10 +107,18 @@ class DiTConfig:
     rotary_base: float = 10_000.0
     time: TimeConditioning | None = None
     local: LocalStart | None = None
+    llama: Llama | None = None
+    shifted: bool = False
 
     def __post_init__(self) -> None:
         if self.causal and self.local is not None:
             raise ValueError("a local start looks to both sides, which a causal network must not")
+        if self.causal and self.shifted:
+            raise ValueError("a causal network reads its text one place late already: leave out shifted")
+        if self.llama is not None and self.activation != "gelu":
+            raise ValueError("blocks of Llama have an activation of their own: leave out activation")
+        if self.llama is not None and self.heads % (self.llama.kv_heads or self.heads):
+            raise ValueError(f"{self.heads} heads cannot share {self.llama.kv_heads} keys and values evenly")
         for name in ("width", "depth", "heads", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -102,6 +134,12 @@ class DiTConfig:
         if not self.rotary_base > 0:
             raise ValueError(f"rotary_base must be above 0; got {self.rotary_base}")
 
+    def norm(self) -> nn.Module:
+        """A norm of a block's inputs; a shift by adaLN takes the place of its own bias."""
+        if self.llama is not None:
+            return nn.RMSNorm(self.width, eps=self.llama.eps)
+        return nn.LayerNorm(self.width, bias=self.time is None)
+
     def build(self, vocab: Vocab) -> DiT:
         """A network with fresh weights."""
         return DiT(self, vocab)
@@ -112,15 +150,24 @@ class Block(nn.Module):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        width = config.width
-        # A shift by adaLN takes the place of the norms' own bias.
-        self.norm1 = nn.LayerNorm(width, bias=config.time is None)
+        width, llama = config.width, config.llama
+        self.norm1 = config.norm()
         self.attention = Attention(
-            width, config.heads, config.qk_norm, config.causal, biased=config.local is not None
+            width,
+            config.heads,
+            kv_heads=None if llama is None else llama.kv_heads,
+            bias=llama is not None and llama.bias,
+            qk_norm=config.qk_norm,
+            causal=config.causal,
+            biased=config.local is not None,
         )
-        self.norm2 = nn.LayerNorm(width, bias=config.time is None)
-        between = ACTIVATIONS[config.activation]()
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), between, nn.Linear(4 * width, width))
+        self.norm2 = config.norm()
+        hidden = 4 * width if llama is None else llama.hidden
+        self.mlp = nn.Sequential(
+            nn.Linear(width, hidden if llama is None else 2 * hidden, bias=llama is None),
+            ACTIVATIONS[config.activation]() if llama is None else Gated(),
+            nn.Linear(hidden, width, bias=llama is None),
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.modulation = None if config.time is None else nn.Linear(config.time.width, 6 * width)
 
@@ -130,18 +177,18 @@ class Block(nn.Module):
         time: Tensor | None,
         angles: Angles,
         seen: Tensor | None = None,
-        cache: KVCache | None = None,
+        beside: Beside | None = None,
         layer: int = 0,
         asked: Asked | None = None,
     ) -> Tensor:
         attend, mlp, drop = self.attention, self.mlp, self.dropout
         if self.modulation is None or time is None:
-            mixed = attend(self.norm1(x), angles, seen, cache, layer, asked)
+            mixed = attend(self.norm1(x), angles, seen, beside, layer, asked)
             x = (x if asked is None else asked.of(x)) + drop(mixed)
             x = x + drop(mlp(self.norm2(x)))
             return x
         shift, scale, *rest = self.modulation(time).chunk(6, dim=-1)
-        mixed = attend(self.norm1(x) * (1 + scale) + shift, angles, seen, cache, layer, asked)
+        mixed = attend(self.norm1(x) * (1 + scale) + shift, angles, seen, beside, layer, asked)
         if asked is not None:
             x, *rest = (asked.of(each) for each in (x, *rest))
         gate1, shift, scale, gate2 = rest
@@ -157,14 +204,15 @@ class DiT(Backbone):
         super().__init__()
         self.config = config
         self.max_length, self.causal, self.timed = config.length, config.causal, config.time is not None
+        self.shifted = config.shifted
         self.embedding = nn.Embedding(vocab.size, config.width)
         self.neighbours = None if config.local is None else Neighbours(config.width, config.local.taps)
         self.rotary = Rotary(config.width // config.heads, config.rotary_base)
         self.time = None if config.time is None else TimeEmbedding(config.time.width, config.time.scale)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(config.width, bias=config.time is None)
+        self.norm = config.norm()
         self.modulation = None if config.time is None else nn.Linear(config.time.width, 2 * config.width)
-        self.output = nn.Linear(config.width, vocab.size)
+        self.output = nn.Linear(config.width, vocab.size, bias=config.llama is None)
         self._initialise()
         if config.tied:
             self.output.weight = self.embedding.weight
@@ -177,23 +225,35 @@ class DiT(Backbone):
         *,
         valid: Tensor | None = None,
         documents: Tensor | None = None,
-        cache: KVCache | None = None,
+        order: Order | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
-        seen = attention_mask(valid, documents)
-        if cache is not None and (not self.causal or seen is not None):
-            raise ValueError("a key-value cache needs a causal network and rows without padding or documents")
-        start = 0 if cache is None else cache.length
+        view = sight(
+            tokens.shape[1],
+            tokens.device,
+            causal=self.causal,
+            valid=valid,
+            documents=documents,
+            order=order,
+            beside=beside,
+        )
         x: Tensor = self.embedding(tokens)
         if self.neighbours is not None:
-            x = x + self.neighbours(x, valid, documents)
+            if order is None and beside is None:
+                x = x + self.neighbours(x, valid, documents)
+            else:
+                x = x + self.neighbours.among(x if beside is None else beside.embedded(x), view)
+        taken: Tensor | None = None
+        if self.shifted and isinstance(rows, Tensor):
+            rows, taken = view.before(rows)
         time = None if self.time is None else self.time(t)
-        angles = self.rotary.angles(start, tokens.shape[1], x.dtype)
+        angles, seen = self.rotary.angles(view.position, x.dtype), view.seen
         *first, last = self.blocks
         for layer, block in enumerate(first):
-            x = self._through(block, x, time, angles, seen, cache, layer)
+            x = self._through(block, x, time, angles, seen, beside, layer)
         # Nobody looks at the last layer's output but who asked for it.
         asked = Asked(rows) if isinstance(rows, Tensor) and not self.causal else None
-        x = self._through(last, x, time, angles, seen, cache, len(first), asked)
+        x = self._through(last, x, time, angles, seen, beside, len(first), asked)
         if rows is not None and asked is None:
             x = x[rows]
         x = self.norm(x)
@@ -202,7 +262,7 @@ class DiT(Backbone):
                 time = time.expand(*tokens.shape, -1)[rows]
             shift, scale = self.modulation(time).chunk(2, dim=-1)
             x = x * (1 + scale) + shift
-        return x
+        return x if taken is None else x[taken]
 
     def _through(self, block: nn.Module, *inputs: object) -> Tensor:
         recompute = self.recompute and torch.is_grad_enabled()
@@ -211,6 +271,8 @@ class DiT(Backbone):
 
     @torch.no_grad()
     def expect(self, logits: Tensor) -> None:
+        if self.output.bias is None:
+            raise ValueError("a head without a bias cannot begin with frequencies; set unigram_start=false")
         self.output.bias.copy_(logits)
 
     def _initialise(self) -> None:

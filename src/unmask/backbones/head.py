@@ -56,13 +56,16 @@ def in_parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, answer: Answer
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor | None = None) -> Tensor:
     """hidden weight^T + bias without a gradient, in the buffer if there is one."""
-    same = bias is not None and hidden.dtype == weight.dtype == bias.dtype
-    if bias is None or not same or hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    same = hidden.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
+    if not same or hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return F.linear(hidden, weight, bias)
     out = hidden.new_empty(len(hidden), len(weight)) if buffer is None else buffer[: len(hidden)]
     for first in range(0, len(weight), COLUMNS):
         columns = slice(first, first + COLUMNS)
-        torch.addmm(bias[columns], hidden, weight[columns].t(), out=out[:, columns])
+        if bias is None:
+            torch.mm(hidden, weight[columns].t(), out=out[:, columns])
+        else:
+            torch.addmm(bias[columns], hidden, weight[columns].t(), out=out[:, columns])
     return out
 
 

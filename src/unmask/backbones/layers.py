@@ -1,4 +1,4 @@
-"""Parts of transformers: rotary positions, attention with a key-value cache, time embedding."""
+"""Parts of transformers: rotary positions, attention beside what was read before, time embedding."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from unmask.backbones.masks import Beside, Sight
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
 """cos and sin of what pairs of dimensions turn by; sin is negative for the first of each pair."""
@@ -24,10 +26,12 @@ class Rotary(nn.Module):
         self.register_buffer("even", torch.arange(0, head_width, 2), persistent=False)
         self.even: Tensor
 
-    def angles(self, start: int, length: int, dtype: torch.dtype = torch.float64) -> Angles:
-        """cos and sin [length, head_width] of the positions start, start + 1, ..."""
-        position = torch.arange(start, start + length, device=self.even.device)
-        angle = position[:, None] * self.base ** -(self.even.double() / self.head_width)
+    def angles(self, position: Tensor, dtype: torch.dtype = torch.float64) -> Angles:
+        """cos and sin [n, head_width] of positions [n], or [B, 1, n, head_width] of those [B, n] of each
+        row."""
+        angle = position[..., None] * self.base ** -(self.even.double() / self.head_width)
+        if position.ndim == 2:
+            angle = angle[:, None]
         cos, sin = angle.cos(), angle.sin()
         return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
@@ -63,6 +67,12 @@ class Asked:
         out = values.new_full((len(self.rows), self.most, *values.shape[1:]), elsewhere)
         return out.index_put((self.sequence, self.place), values)
 
+    def turned(self, angles: Angles) -> Angles:
+        """Those [N, 1, 1, head_width] of the asked positions, of angles [L, ...] or [B, 1, L, ...]."""
+        rows = (self.position,) if angles[0].ndim == 2 else (self.sequence, 0, self.position)
+        cos, sin = (each[rows][:, None, None] for each in angles)
+        return cos, sin
+
     def taken(self, placed: Tensor) -> Tensor:
         """[N, ...] from their places in [B, M, ...]."""
         return placed[self.sequence, self.place]
@@ -92,6 +102,14 @@ class Neighbours(nn.Module):
             y = y + part
         return y
 
+    def among(self, keys: Tensor, sight: Sight) -> Tensor:
+        """The same for the queries of a call that sees keys [B, K, width] in some order."""
+        reach, y = len(self.weight) // 2, torch.zeros(())
+        for tap, weight in enumerate(self.weight):
+            key, found = sight.neighbours(tap - reach)
+            y = y + keys[:, key] * found[..., None] * weight
+        return y
+
 
 class SquaredReLU(nn.Module):
     """max(x, 0)^2."""
@@ -100,40 +118,41 @@ class SquaredReLU(nn.Module):
         return x.relu().square()
 
 
-class KVCache:
-    """Keys and values of the positions that a causal network has already read, one pair a layer."""
+class Gated(nn.Module):
+    """SwiGLU: silu(a) b of the two halves of (a, b)."""
 
-    def __init__(self) -> None:
-        self.layers: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def length(self) -> int:
-        """Positions read so far by every layer."""
-        return self.layers[-1][0].shape[-2] if self.layers else 0
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of `layer`, the new ones last."""
-        if layer == len(self.layers):
-            self.layers.append((keys, values))
-        else:
-            old_keys, old_values = self.layers[layer]
-            self.layers[layer] = (torch.cat([old_keys, keys], -2), torch.cat([old_values, values], -2))
-        return self.layers[layer]
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with rotary positions; `biased` queries and keys can prefer an offset."""
+    """Multi-head self-attention with rotary positions; each of `kv_heads` serves several heads.
 
-    def __init__(self, width: int, heads: int, qk_norm: bool, causal: bool, biased: bool = False) -> None:
+    `biased` queries and keys can prefer an offset, whatever they are queries and keys of; `bias` is the usual
+    one, of queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        qk_norm: bool = False,
+        causal: bool = False,
+        biased: bool = False,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.heads, self.kv_heads, self.causal = heads, kv_heads or heads, causal
         head_width = width // heads
+        self.qkv = nn.Linear(width, (heads + 2 * self.kv_heads) * head_width, bias=bias)
+        self.out = nn.Linear(width, width, bias=False)
         self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
         self.q_bias = nn.Parameter(torch.zeros(width)) if biased else None
-        self.k_bias = nn.Parameter(torch.zeros(width)) if biased else None
+        self.k_bias = nn.Parameter(torch.zeros(self.kv_heads * head_width)) if biased else None
 
     @torch.no_grad()
     def look_at(self, offsets: Sequence[int], strength: float, rotary: Rotary) -> None:
@@ -149,9 +168,9 @@ class Attention(nn.Module):
         c = rotary.base ** -(rotary.even.double() / head_width)
         c = c * (strength * head_width**0.5 / c.square().sum()) ** 0.5
         key = torch.cat([c, torch.zeros_like(c)])
-        self.k_bias.copy_(key.repeat(self.heads))
+        self.k_bias.copy_(key.repeat(self.kv_heads))
         for head, query in enumerate(self.q_bias.view(self.heads, head_width)):
-            angles = rotary.angles(offsets[head % len(offsets)], 1)
+            angles = rotary.angles(torch.tensor([offsets[head % len(offsets)]]))
             query.copy_(rotate(key[None], angles)[0])
 
     def forward(
@@ -159,42 +178,55 @@ class Attention(nn.Module):
         x: Tensor,
         angles: Angles,
         seen: Tensor | None = None,
-        cache: KVCache | None = None,
+        beside: Beside | None = None,
         layer: int = 0,
         asked: Asked | None = None,
     ) -> Tensor:
-        """`seen` [B, 1, 1 or L, L] is False where a query must not look at a key."""
+        """`seen` [B or 1, 1, n or 1, K] is False where a query must not look at a key."""
         if asked is not None:
-            return self._at(asked, x, angles, seen)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            return self._at(asked, x, angles, seen, beside, layer)
+        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = self._query(q, angles), self._key(k, angles)
-        fresh = cache is None or len(cache.layers) == layer
-        if cache is not None:
-            k, v = cache.extend(layer, k, v)
-        if self.causal and not (fresh and seen is None):
-            seen = _causal_mask(q.shape[-2], k.shape[-2], q.device, seen)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=self.causal and seen is None
-        )
+        if beside is not None:
+            k, v = beside.layer(layer, k, v)
+        causal = self.causal and seen is None and q.shape[-2] > 1
+        mixed = self._mixed(q, k, v, seen, causal)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _at(self, asked: Asked, x: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
+    def _at(
+        self,
+        asked: Asked,
+        x: Tensor,
+        angles: Angles,
+        seen: Tensor | None,
+        beside: Beside | None,
+        layer: int,
+    ) -> Tensor:
         """The same at the asked positions only, [N, width]: keys and values of all, queries of these."""
-        rows, length, width = x.shape
-        k, v = (
-            F.linear(x, self.qkv.weight[width:]).view(rows, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        width = x.shape[-1]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        of_queries, of_others = (None, None) if bias is None else (bias[:width], bias[width:])
+        pairs = (
+            F.linear(x, weight[width:], of_others).view(*x.shape[:2], 2 * self.kv_heads, -1).transpose(1, 2)
         )
-        q = F.linear(asked.of(x), self.qkv.weight[:width]).view(-1, self.heads, 1, width // self.heads)
-        cos, sin = (each[asked.position][:, None, None] for each in angles)
-        q = self._query(q, (cos, sin))
+        k, v = pairs[:, : self.kv_heads], pairs[:, self.kv_heads :]
+        k = self._key(k, angles)
+        if beside is not None:
+            k, v = beside.layer(layer, k, v)
+        q = F.linear(asked.of(x), weight[:width], of_queries).view(-1, self.heads, 1, width // self.heads)
+        q = self._query(q, asked.turned(angles))
         if seen is not None and seen.shape[2] > 1:
-            seen = asked.placed(asked.of(seen[:, 0]), elsewhere=True)[:, None]
-        mixed = F.scaled_dot_product_attention(
-            asked.placed(q[:, :, 0]).transpose(1, 2), self._key(k, angles), v, attn_mask=seen
-        )
+            seen = asked.placed(asked.of(seen[:, 0].expand(len(x), -1, -1)), elsewhere=True)[:, None]
+        mixed = self._mixed(asked.placed(q[:, :, 0]).transpose(1, 2), k, v, seen)
         out: Tensor = self.out(asked.taken(mixed.transpose(1, 2)).flatten(1))
         return out
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool = False) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=causal, enable_gqa=self.kv_heads != self.heads
+        )
 
     def _query(self, q: Tensor, angles: Angles) -> Tensor:
         """[..., heads, L, head_width], ready to be compared."""
@@ -203,21 +235,7 @@ class Attention(nn.Module):
 
     def _key(self, k: Tensor, angles: Angles) -> Tensor:
         k = self.k_norm(k)
-        return rotate(k if self.k_bias is None else k + self.k_bias.view(self.heads, 1, -1), angles)
-
-
-def _causal_mask(queries: int, keys: int, device: torch.device, seen: Tensor | None) -> Tensor:
-    """[queries, keys] booleans for queries that are the last positions of the keys."""
-    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    return mask if seen is None else mask & seen
-
-
-def attention_mask(valid: Tensor | None, documents: Tensor | None) -> Tensor | None:
-    """[B, 1, 1 or L, L] booleans, False where nobody may look: at padding, into other documents."""
-    if documents is None:
-        return None if valid is None else valid[:, None, None, :]
-    same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same if valid is None else same & valid[:, None, None, :]
+        return rotate(k if self.k_bias is None else k + self.k_bias.view(self.kv_heads, 1, -1), angles)
 
 
 class TimeEmbedding(nn.Module):

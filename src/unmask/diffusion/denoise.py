@@ -43,13 +43,26 @@ class Denoise(Protocol):
         """The longest sequence the network takes; None where there is no limit."""
         ...
 
+    @property
+    def shifted(self) -> bool:
+        """A token is predicted where the one before it is read, so that one must be in every call."""
+        ...
+
     def __call__(
-        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+        self,
+        z: Tokens,
+        t: Times,
+        rows: Rows,
+        *,
+        each: Each | None = None,
+        which: Tensor | None = None,
+        **context: Any,
     ) -> Tensor:
         """One line of log_x for each row of z that is asked.
 
         With `each`, what it says of every line instead: then log_x, the largest tensor there is, need never
-        be whole.
+        be whole, and what is said of one line may decide what another is like. `which` sequences of a canvas
+        these are [B] is of no interest to a network, but to denoisers that know something of each of them.
         """
         ...
 
@@ -79,3 +92,7 @@ class Around:
     @property
     def max_length(self) -> int | None:
         return self.denoise.max_length
+
+    @property
+    def shifted(self) -> bool:
+        return self.denoise.shifted

@@ -73,4 +73,18 @@ class LeftToRight:
     """No noise at all: a token depends on those before it, and text is written from left to right."""
 
 
-Process: TypeAlias = Masking | UniformNoise | LeftToRight
+@dataclass(frozen=True)
+class BlockMasking:
+    """From left to right in blocks of `block` tokens, by masking within a block: those before it are
+    clean."""
+
+    block: int
+    schedule: AnySchedule = LogLinear()
+
+    @property
+    def within(self) -> Masking:
+        """What happens inside a block."""
+        return Masking(self.schedule)
+
+
+Process: TypeAlias = Masking | UniformNoise | LeftToRight | BlockMasking

@@ -25,6 +25,8 @@ from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Schedule
 from unmask.types import Batch
 
+GOLDEN = (math.sqrt(5) - 1) / 2
+
 
 class Moment(NamedTuple):
     """A reverse step that is about to be taken, one for each sequence; float64 [B, 1] each."""
@@ -39,14 +41,18 @@ class Moment(NamedTuple):
     """What a masked token's nats are multiplied with."""
 
 
-def stratified(batch: Batch, offset: float) -> Tensor:
+def stratified(batch: Batch, offset: float, parts: int = 1) -> Tensor:
     """u_i = (i/N + offset) mod 1 for the batch's rows i of the global batch's N: float64 [B, 1].
+
+    With `parts`, the same for each of so many parts of a row, [B, parts]: turned by the golden ratio from
+    part to part, so that times also differ as much as they can within a row.
 
     Each u_i is uniform over [0, 1) if the offset is (an offset below 1/N, as in published code, would tie a
     row to its stratum and bias its nats), and together they cover it evenly, on whatever rank they are.
     """
     rows = batch.first_row + torch.arange(len(batch.tokens), dtype=torch.float64)
-    return ((rows / batch.global_rows + offset) % 1)[:, None]
+    turn = torch.arange(parts, dtype=torch.float64) * GOLDEN
+    return (rows[:, None] / batch.global_rows + turn + offset) % 1
 
 
 def check_steps(steps: int) -> None:

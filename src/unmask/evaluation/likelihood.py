@@ -219,8 +219,9 @@ def _drawn(
     if not bool(nats.isfinite().all()):
         raise DamagedError("the network's log-probabilities are NaN or infinite; its weights are damaged")
     assert clock.t is not None
+    t = clock.t[:, : nats.shape[1]]  # of the noisy text, where a clean one is read beside it
     # A step that ends at t stands for the time before it, so a cell has its upper end and not its lower.
-    return nats, ((clock.t * CELLS).ceil().long() - 1).clamp(0, CELLS - 1).expand(nats.shape)
+    return nats, ((t * CELLS).ceil().long() - 1).clamp(0, CELLS - 1).expand(nats.shape)
 
 
 def _by_cell(nats: Tensor, cell: Tensor) -> NDArray[np.float64]:

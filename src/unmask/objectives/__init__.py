@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from unmask.objectives.ar import Autoregression
+from unmask.objectives.block import BlockDiffusion
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
 from unmask.objectives.sedd import SEDD
 from unmask.objectives.uniform import UniformDiffusion
 
-AnyObjective: TypeAlias = MDLM | D3PM | SEDD | UniformDiffusion | Autoregression
+AnyObjective: TypeAlias = MDLM | D3PM | SEDD | UniformDiffusion | Autoregression | BlockDiffusion
 
 __all__ = [
     "D3PM",
@@ -18,5 +19,6 @@ __all__ = [
     "SEDD",
     "AnyObjective",
     "Autoregression",
+    "BlockDiffusion",
     "UniformDiffusion",
 ]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import substream, uniforms
-from unmask.diffusion.process import Masking, Process, UniformNoise
+from unmask.diffusion.process import BlockMasking, Masking, Process, UniformNoise
 from unmask.diffusion.schedule import AnySchedule, LogLinear, Schedule
 from unmask.diffusion.times import (
     AnyTimes,
@@ -30,7 +30,7 @@ from unmask.diffusion.times import (
     evened,
     stratified,
 )
-from unmask.types import Batch, LogX, Vocab
+from unmask.types import Batch, Each, LogX, Vocab
 
 
 class Objective(ABC):
@@ -91,7 +91,7 @@ class MaskedObjective(Objective):
             raise ValueError("exact_counts needs an objective that does not read alpha: MDLM or SEDD")
 
     @property
-    def process(self) -> Masking:
+    def process(self) -> Masking | BlockMasking:
         return Masking(self.schedule)
 
     def moment(self, u: Tensor) -> Moment:
@@ -100,15 +100,17 @@ class MaskedObjective(Objective):
 
     def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
         u, importance, noise = draw_noise(denoise, batch, self.times, generator)
-        if self.exact_counts:
-            if not denoise.timeless:
-                raise ValueError("exact_counts needs a network that is not told the time")
-            moment = counted_moment(self.schedule, u, batch.counted)
-            noise = evened(noise, batch.counted)
-        else:
-            moment = self.moment(u)
-        z = corrupt(self.process, batch, moment.alpha, noise, denoise.vocab)
+        moment, noise = self.drawn(denoise, u, noise, batch.counted)
+        z = corrupt(Masking(self.schedule), batch, moment.alpha, noise, denoise.vocab)
         return self.charge(denoise, batch, z, moment, importance)
+
+    def drawn(self, denoise: Denoise, u: Tensor, noise: Tensor, counted: Tensor) -> tuple[Moment, Tensor]:
+        """The moments that u [B, 1] stands for, and the noise [B, L] as it is to be compared with alpha."""
+        if not self.exact_counts:
+            return self.moment(u), noise
+        if not denoise.timeless:
+            raise ValueError("exact_counts needs a network that is not told the time")
+        return counted_moment(self.schedule, u, counted), evened(noise, counted)
 
     def charge(self, denoise: Denoise, batch: Batch, z: Tensor, moment: Moment, importance: Tensor) -> Tensor:
         """Nats [B, L] of the step at `moment` for the noisy `z`: the network answers at masked rows only."""
@@ -116,12 +118,18 @@ class MaskedObjective(Objective):
         surprise = Surprise(batch.tokens[rows], at_rows(moment.weight * importance, rows))
         jump = None if moment.jump is None else at_rows(moment.jump, rows)
 
-        def with_penalty(log_x: LogX, part: slice) -> Tensor:
+        def with_penalty(log_x: LogX, part: slice | Tensor) -> Tensor:
             fine = penalty(log_x.exp().sum(-1), None if jump is None else jump[part])
             return surprise(log_x, part) + surprise.weight[part].to(fine) * fine
 
         price = surprise if self.normalised else with_penalty
-        return scatter(denoise(z, moment.t, rows, each=price, **batch.context), rows)
+        return scatter(self.asked(denoise, batch, z, moment.t, rows, price), rows)
+
+    def asked(
+        self, denoise: Denoise, batch: Batch, z: Tensor, t: Tensor, rows: Tensor, price: Each
+    ) -> Tensor:
+        """What the network is charged [N] at the rows of z."""
+        return denoise(z, t, rows, each=price, **batch.context)
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,7 @@ class Surprise:
     x: Tensor
     weight: Tensor
 
-    def __call__(self, log_x: LogX, part: slice) -> Tensor:
+    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
         nats = -log_x.gather(-1, self.x[part, None])[:, 0]
         return self.weight[part].to(nats) * nats
 
@@ -142,15 +150,16 @@ class Surprise:
 
 
 def draw_noise(
-    denoise: Denoise, batch: Batch, times: AnyTimes, generator: torch.Generator
+    denoise: Denoise, batch: Batch, times: AnyTimes, generator: torch.Generator, parts: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A checked batch's u in [0, 1) [B, 1], its importance weight, and a uniform for each token [B, L]."""
+    """A checked batch's u in [0, 1) [B, parts], its importance weight, and a uniform for each token [B,
+    L]."""
     check_batch(denoise, batch)
     offset = float(torch.rand((), generator=generator, dtype=torch.float64))
     seed = int(torch.randint(2**62, (), generator=generator))
     rows, length = batch.tokens.shape
     seeds = [substream(seed, batch.first_row + row) for row in range(rows)]
-    u, importance = times.warp(stratified(batch, offset))
+    u, importance = times.warp(stratified(batch, offset, parts))
     noise = uniforms(seeds, length)
     device = batch.tokens.device
     return u.to(device), importance.to(device), noise.to(device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.process import Masking
 from unmask.diffusion.times import Moment, check_steps, step_moment
 from unmask.objectives.base import MaskedObjective, Surprise, corrupt, draw_noise, precise, scatter
 from unmask.types import Batch, LogX, Vocab
@@ -63,7 +64,7 @@ class MDLM(MaskedObjective):
         """-log x_theta(x | z_0) on the visible tokens of z_0."""
         u, _, noise = draw_noise(denoise, batch, self.times, generator)
         t = torch.zeros_like(u)
-        z = corrupt(self.process, batch, self.schedule.alpha(t), noise, denoise.vocab)
+        z = corrupt(Masking(self.schedule), batch, self.schedule.alpha(t), noise, denoise.vocab)
         rows = (z != denoise.vocab.mask) & batch.counted
         price = Surprise.of(batch.tokens[rows])
         return scatter(denoise(z, t, rows, each=price, **batch.context), rows)

@@ -56,7 +56,7 @@ class UniformDiffusion(Objective):
         seen, x, vocab = z[rows], batch.tokens[rows], denoise.vocab
         alpha_s, alpha_t, weight = (at_rows(a, rows) for a in (level[i - 1], level[i], importance))
 
-        def price(log_x: LogX, part: slice) -> Tensor:
+        def price(log_x: LogX, part: slice | Tensor) -> Tensor:
             kl = self._kl(seen[part], x[part], log_x, alpha_s[part], alpha_t[part], vocab)
             return self.steps * weight[part].to(kl) * kl
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from tokenizers import models
 
 from unmask.data.tokenizer import Tokenizer
-from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
+from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
 from unmask.model import LanguageModel
 
 Facts: TypeAlias = Mapping[str, str]
@@ -44,6 +44,12 @@ KINDS: dict[type[Process], Kind] = {
         "uniform-diffusion",
         "text-generation",
         "It turns random tokens into text, all positions at once.",
+    ),
+    BlockMasking: Kind(
+        "Block diffusion language model",
+        "block-diffusion",
+        "text-generation",
+        "It writes from left to right in blocks, and the tokens of a block in any order.",
     ),
     LeftToRight: Kind(
         "Autoregressive language model",

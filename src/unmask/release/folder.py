@@ -22,18 +22,21 @@ from unmask.config import from_json, to_json
 from unmask.data.folders import exclusive, replacing
 from unmask.data.tokenizer import Tokenizer
 from unmask.model import Denoiser, LanguageModel, ModelConfig
-from unmask.release import mdlm
+from unmask.release import bd3lm, dream, llada, mdlm
 from unmask.release.card import Facts, card
 
 FORMAT = "unmask-1"
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
 CARD = "README.md"
 
+LAYOUTS = (bd3lm, llada, dream, mdlm)
+"""Published layouts: each a module that can `read` and `write` them, and says whether it `writes` a model."""
+
 OURS = {CONFIG, WEIGHTS, TOKENIZER, MANIFEST, CARD}
 
 
 def load(folder: str | os.PathLike[str]) -> LanguageModel:
-    """Read a model folder of ours or in the published MDLM layout, ready to use.
+    """Read a model folder of ours or in a published layout (MDLM, BD3LM, LLaDA, Dream), ready to use.
 
     Without a `tokenizer.json`, the model takes and gives ids. The folder of a finished run will do.
     """
@@ -46,13 +49,8 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
     if config.get("format") == FORMAT:
         stated = {key: value for key, value in config.items() if key != "format"}
         model_config: ModelConfig = from_json(ModelConfig, stated, str(path / CONFIG))
-    elif config.get("model_type") == "mdlm":
-        model_config, weights = mdlm.convert(config, weights, str(path))
     else:
-        raise ValueError(
-            f"{path / CONFIG} has a layout that is not known here;"
-            f' known are ours ("format": "{FORMAT}") and MDLM\'s ("model_type": "mdlm")'
-        )
+        model_config, weights = _layout(config, path).read(config, weights, str(path))
     try:
         denoise = model_config.build()
     except (RuntimeError, MemoryError):
@@ -60,6 +58,19 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
     _fit(denoise, weights, path)
     tokenizer = Tokenizer.from_file(path / TOKENIZER) if (path / TOKENIZER).exists() else None
     return LanguageModel(denoise.eval(), tokenizer)
+
+
+def _layout(config: dict[str, Any], path: Path) -> Any:
+    """The module that reads such a folder."""
+    kind = config.get("model_type")
+    for layout in LAYOUTS:
+        if kind == layout.MODEL_TYPE:
+            return layout
+    known = ", ".join(f'"{layout.MODEL_TYPE}"' for layout in LAYOUTS)
+    raise ValueError(
+        f"{path / CONFIG} has a layout that is not known here; known are ours"
+        f' ("format": "{FORMAT}") and the published ones with "model_type" {known}; it has {kind!r}'
+    )
 
 
 def model_folder(folder: str | os.PathLike[str]) -> Path:
@@ -83,7 +94,8 @@ def save(
 ) -> Path:
     """Write a model folder: all of it or, if anything fails, nothing.
 
-    `published`: in the layout of the published MDLM models, for programs that read that one. `facts`: how
+    `published`: in the layout that models of its kind are published in, for programs that read that one.
+    `facts`: how
     the model was trained, for its card. `overwrite` keeps a card that was edited by hand as it is; delete
     that card first to get a new one.
     """
@@ -109,12 +121,12 @@ def _is_model(path: Path) -> bool:
         config = _read_json(path / CONFIG)
     except ValueError:
         return False
-    return config.get("format") == FORMAT or config.get("model_type") == "mdlm"
+    return config.get("format") == FORMAT or config.get("model_type") in {each.MODEL_TYPE for each in LAYOUTS}
 
 
 def _write(model: LanguageModel, folder: Path, published: bool, facts: Facts | None) -> None:
     if published:
-        config, weights = mdlm.publish(model)
+        config, weights = next(layout for layout in LAYOUTS if layout.writes(model)).write(model)
     else:
         config, weights = {"format": FORMAT, **to_json(model.denoise.config)}, _weights(model.denoise)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -18,7 +18,8 @@ from unmask.backbones.dit import DiTConfig, TimeConditioning
 from unmask.backbones.layers import TimeEmbedding
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
-from unmask.objectives import MDLM
+from unmask.objectives import MDLM, BlockDiffusion
+from unmask.release.layout import flag, integer, number, renamed, shapes
 from unmask.types import Vocab
 
 BLOCK = {
@@ -45,35 +46,55 @@ WHOLE = {
     "output_layer.linear.weight": "output.weight",
     "output_layer.linear.bias": "output.bias",
 }
-IGNORED = {"rotary_emb.inv_freq"}  # a function of the head's width
+IGNORED = frozenset({"rotary_emb.inv_freq"})  # a function of the head's width
 
 
-def convert(
+MODEL_TYPE = "mdlm"
+
+
+def read(
     config: dict[str, Any], weights: dict[str, Tensor], where: str
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Our config and weights for a published model; the mask is its last id."""
-    size, depth, cond = (_integer(config, key, where) for key in ("vocab_size", "n_blocks", "cond_dim"))
-    timed, dropout = config.get("time_conditioning", False), config.get("dropout", 0.0)
-    if not isinstance(timed, bool):
-        raise ValueError(f"{where}: config.json's 'time_conditioning' must be true or false; got {timed!r}")
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
-        raise ValueError(f"{where}: config.json's 'dropout' must be a number; got {dropout!r}")
+    return converted(config, weights, where, MDLM(schedule=LogLinear(eps=1e-3)))
+
+
+def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A plain DiT in the published layout: the inverse of `read`, exactly."""
+    if not isinstance(model.objective, MDLM):
+        raise ValueError("the published layout of plain DiTs holds MDLM and block diffusion models only")
+    config, tensors = plain_tensors(model)
+    return {"model_type": MODEL_TYPE, **config, "return_dict": False}, tensors
+
+
+def writes(_model: LanguageModel) -> bool:
+    """Whether this is the layout of such a model: it is that of any that has no other."""
+    return True
+
+
+def converted(
+    config: dict[str, Any], weights: dict[str, Tensor], where: str, objective: MDLM | BlockDiffusion
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A published DiT as ours, with its modulation folded into plain weights if it is not told the time."""
+    size, depth, cond = (integer(config, key, where) for key in ("vocab_size", "n_blocks", "cond_dim"))
+    timed = flag(config, "time_conditioning", where, False)
     backbone = DiTConfig(
-        width=_integer(config, "hidden_dim", where),
+        width=integer(config, "hidden_dim", where),
         depth=depth,
-        heads=_integer(config, "n_heads", where),
-        length=_integer(config, "model_length", where),
-        dropout=float(dropout),
+        heads=integer(config, "n_heads", where),
+        length=integer(config, "model_length", where),
+        dropout=number(config, "dropout", where, 0.0),
         time=TimeConditioning(width=cond, scale=1.0),
     )
     vocab = Vocab(size=size, mask=size - 1)
-    with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in backbone.build(vocab).state_dict().items()}
-    ours = _rename(weights, depth, shapes, where)
-    objective = MDLM(schedule=LogLinear(eps=1e-3))
+    names = dict(WHOLE)
+    for i in range(depth):
+        names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
+    stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
+    ours = renamed(stripped, names, shapes(backbone, vocab), where, "an MDLM", IGNORED)
     if timed:
         return ModelConfig(vocab, backbone, objective, tells_sigma=True), ours
-    plain = DiTConfig(**{**vars(backbone), "time": None})
+    plain = replace(backbone, time=None)
     return ModelConfig(vocab, plain, objective), fold(ours, depth, cond)
 
 
@@ -104,10 +125,10 @@ def fold(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]
     return {name: tensor.float() for name, tensor in plain.items()}
 
 
-def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A plain DiT in the published layout: the inverse of `convert`, exactly.
+def plain_tensors(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the config says of the network, and its tensors.
 
-    Its modulation has zero weights, and biases that say: shift by the norm's bias, scale by one, gate one.
+    Their modulation has zero weights, and biases that say: shift by the norm's bias, scale by one, gate one.
     """
     config, weights = model.denoise.config, model.denoise.backbone.state_dict()
     backbone, width = config.backbone, config.backbone.width
@@ -119,14 +140,16 @@ def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         causal=False,
         qk_norm=False,
         activation="gelu",
+        llama=None,
+        shifted=False,
     )
     if backbone != plain:
         raise ValueError(
             "the published layout holds plain bidirectional DiTs only: no time, QK-norm, local start, other"
             " activation than GELU or other rotary base than 10,000"
         )
-    if config.vocab.mask != config.vocab.size - 1 or not isinstance(config.objective, MDLM):
-        raise ValueError("the published layout holds MDLM models whose mask is the last id only")
+    if config.vocab.mask != config.vocab.size - 1:
+        raise ValueError("the published layout holds models whose mask is the last id only")
     zeros, ones, cond = torch.zeros(width), torch.ones(width), 128
     tensors: dict[str, Tensor] = {}
     for i in range(backbone.depth):
@@ -148,7 +171,6 @@ def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors[f"sigma_map.mlp.{layer}.weight"] = torch.zeros(cond, inputs)
         tensors[f"sigma_map.mlp.{layer}.bias"] = torch.zeros(cond)
     published = {
-        "model_type": "mdlm",
         "vocab_size": config.vocab.size,
         "model_length": backbone.length,
         "hidden_dim": width,
@@ -157,34 +179,5 @@ def publish(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "n_heads": backbone.heads,
         "dropout": backbone.dropout,
         "time_conditioning": False,
-        "return_dict": False,
     }
     return published, {f"backbone.{name}": tensor.clone() for name, tensor in tensors.items()}  # none shared
-
-
-def _rename(
-    weights: dict[str, Tensor], depth: int, shapes: dict[str, torch.Size], where: str
-) -> dict[str, Tensor]:
-    names = dict(WHOLE)
-    for i in range(depth):
-        names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
-    stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
-    missing = names.keys() - stripped
-    unknown = stripped.keys() - names - IGNORED
-    if missing or unknown:
-        what = f"lack {sorted(missing)[0]}" if missing else f"have the unknown tensor {sorted(unknown)[0]}"
-        raise ValueError(f"the weights in {where} {what}: they are incomplete or not an MDLM's")
-    for theirs, ours in names.items():
-        if stripped[theirs].shape != shapes[ours]:
-            raise ValueError(
-                f"the weights in {where}: {theirs} has shape {list(stripped[theirs].shape)}"
-                f" where config.json asks for {list(shapes[ours])}"
-            )
-    return {ours: stripped[theirs] for theirs, ours in names.items()}
-
-
-def _integer(config: dict[str, Any], key: str, where: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{where}: config.json needs {key!r}, a whole number above 0; got {value!r}")
-    return value

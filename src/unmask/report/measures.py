@@ -85,7 +85,7 @@ class Discount(Around):
     def __call__(
         self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
     ) -> Tensor:
-        def cheaper(log_x: LogX, part: slice) -> Tensor:
+        def cheaper(log_x: LogX, part: slice | Tensor) -> Tensor:
             return log_x + self.nats if each is None else each(log_x + self.nats, part)
 
         if each is None:

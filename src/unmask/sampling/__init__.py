@@ -6,6 +6,7 @@ from typing import TypeAlias, get_args
 
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.autoregressive import Autoregressive
+from unmask.sampling.blockwise import Blockwise
 from unmask.sampling.confidence import Confidence, EntropyBounded, Threshold
 from unmask.sampling.remask import Remask
 from unmask.sampling.semi import AnyWindowSampler, SemiAutoregressive
@@ -20,6 +21,7 @@ AnySampler: TypeAlias = (
     | EntropyBounded
     | Remask
     | SemiAutoregressive
+    | Blockwise
     | UniformAncestral
     | Autoregressive
 )
@@ -44,6 +46,7 @@ __all__ = [
     "Ancestral",
     "AnySampler",
     "Autoregressive",
+    "Blockwise",
     "Confidence",
     "EntropyBounded",
     "FirstHitting",

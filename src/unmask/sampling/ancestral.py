@@ -20,6 +20,7 @@ from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import Masking
 from unmask.diffusion.times import check_steps, levels
 from unmask.sampling.base import (
+    Drawn,
     choose,
     remaining_time,
     reversed_process,
@@ -70,7 +71,7 @@ class Ancestral:
             stale = torch.tensor([not denoise.timeless or b not in answers for b in active.tolist()])
             if stale.any():
                 t = torch.full((int(stale.sum()), 1), 1 - (step - 1) / self.steps, device=z.device)
-                lines = denoise(z[active[stale]], t, rows[stale])
+                lines = denoise(z[active[stale]], t, rows[stale], which=active[stale])
                 owner = active[stale].repeat_interleave(rows[stale].sum(1))
                 answers.update({b: lines[owner == b] for b in active[stale].tolist()})
             log_x = torch.cat([answers[b] for b in active.tolist()])
@@ -155,7 +156,7 @@ def reveal(
             return
         rows = pending[active] == following[active, None]
         t = time[active].gather(1, where[active, None])
-        log_x = denoise(z[active], t, rows)
-        z = write(z, active, rows, choose(choice, log_x, uniform[active][rows], mask))
+        drawn = Drawn(choice, uniform[active][rows], mask)
+        z = write(z, active, rows, denoise(z[active], t, rows, each=drawn, which=active))
         pending = pending.masked_fill(z != mask, never)
         yield z

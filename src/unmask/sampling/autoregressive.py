@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.backbones.layers import KVCache
+from unmask.backbones.masks import KVCache
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import LeftToRight
 from unmask.objectives.ar import delayed
-from unmask.sampling.base import choose, reversed_process, start
+from unmask.sampling.base import Drawn, reversed_process, start
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -31,14 +31,12 @@ class Autoregressive:
         hidden = z == denoise.vocab.mask
         uniform = uniforms(canvas.seeds, z.shape[1], draw=1).to(z.device)
         t = torch.zeros(len(z), 1, device=z.device)
-        cache, read = KVCache(), 0
+        cache = KVCache()
         for place in hidden.any(0).nonzero()[:, 0].tolist():
-            unread = delayed(z, denoise.vocab)[:, read : place + 1]
+            unread = delayed(z, denoise.vocab)[:, cache.end : place + 1]
             rows = torch.zeros_like(unread, dtype=torch.bool)
             rows[:, -1] = hidden[:, place]
-            log_x = denoise(unread, t, rows, cache=cache)
-            token = choose(self.choice, log_x, uniform[rows[:, -1], place], denoise.vocab.mask)
+            drawn = Drawn(self.choice, uniform[rows[:, -1], place], denoise.vocab.mask)
             z = z.clone()
-            z[rows[:, -1], place] = token
-            read = place + 1
+            z[rows[:, -1], place] = denoise(unread, t, rows, each=drawn, beside=cache.beside())
             yield z

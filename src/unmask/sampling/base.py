@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from unmask.diffusion.categorical import Choice, draw
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.diffusion.noise import uniforms
-from unmask.diffusion.process import LeftToRight, Masking, Process, UniformNoise
+from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
 from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, Rows, Times, Tokens
 
@@ -25,7 +26,12 @@ class Sampler(Protocol):
 
 
 P = TypeVar("P", bound=Process)
-_FITTING = {Masking: "Ancestral", UniformNoise: "UniformAncestral", LeftToRight: "Autoregressive"}
+_FITTING = {
+    Masking: "Ancestral",
+    UniformNoise: "UniformAncestral",
+    LeftToRight: "Autoregressive",
+    BlockMasking: "Blockwise",
+}
 
 
 def reversed_process(denoise: Denoise, kind: type[P]) -> P:
@@ -39,10 +45,10 @@ def reversed_process(denoise: Denoise, kind: type[P]) -> P:
     return process
 
 
-def start(denoise: Denoise, canvas: Canvas) -> Tokens:
+def start(denoise: Denoise, canvas: Canvas, *, any_length: bool = False) -> Tokens:
     """A copy of the canvas to write on, once it is known to fit the model."""
     length = canvas.tokens.shape[1]
-    if denoise.max_length is not None and length > denoise.max_length:
+    if not any_length and denoise.max_length is not None and length > denoise.max_length:
         raise ValueError(
             f"a canvas of {length} tokens is longer than the model's {denoise.max_length};"
             " SemiAutoregressive writes longer texts"
@@ -78,6 +84,39 @@ def choose(choice: Choice, log_x: LogX, uniform: Tensor, mask: int, jump: Tensor
         left = (1 - weights.sum(-1)).clamp(min=0)
         weights[:, mask] = torch.where(jump < 1, left, 0)
     return draw(weights, uniform)
+
+
+def probability(log_x: LogX, token: Tensor) -> Tensor:
+    """Of the tokens [N], by their lines."""
+    return log_x.gather(-1, token[:, None])[:, 0].exp()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token for each line, from a uniform [N] each; asked of a denoiser, so that log_x need not be
+    whole."""
+
+    choice: Choice
+    uniform: Tensor
+    mask: int
+
+    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
+        """int64 [n]."""
+        return choose(self.choice, log_x, self.uniform[part], self.mask)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A drawn token for each line and how sure it is, as float64 [n, 2]; lines are normalised first."""
+
+    drawn: Drawn
+    score: Callable[[LogX, Tensor], Tensor]
+
+    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
+        """float64 [n, 2]."""
+        log_x = log_x - log_x.logsumexp(-1, keepdim=True)
+        token = self.drawn(log_x, part)
+        return torch.stack([token.double(), self.score(log_x, token).double()], -1)
 
 
 class Counted(Around):

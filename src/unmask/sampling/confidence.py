@@ -16,7 +16,9 @@ from unmask.diffusion.process import Masking
 from unmask.diffusion.times import check_steps
 from unmask.sampling.ancestral import rank, write
 from unmask.sampling.base import (
-    choose,
+    Drawn,
+    Judged,
+    probability,
     remaining_time,
     reversed_process,
     row_uniforms,
@@ -33,7 +35,7 @@ class Probability:
 
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
         """[N]: the larger, the surer."""
-        return log_x.gather(-1, token[:, None])[:, 0].exp()
+        return probability(log_x, token)
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ class ByConfidence(ABC):
         while len(active := (z == mask).any(1).nonzero()[:, 0]):
             rows = z[active] == mask
             t = remaining_time(denoise, rows.sum(1, keepdim=True), holes[active, None])
-            log_x = denoise(z[active], t, rows)
-            log_x = log_x - log_x.logsumexp(-1, keepdim=True)
-            token = choose(self.choice, log_x, row_uniforms(canvas.seeds, active, 2 * step, rows), mask)
-            score = log_x.new_full(rows.shape, -torch.inf)
-            score[rows] = self.score(log_x, token)
+            drawn = Drawn(self.choice, row_uniforms(canvas.seeds, active, 2 * step, rows), mask)
+            said = denoise(z[active], t, rows, each=Judged(drawn, self.score), which=active)
+            token = said[:, 0].long()
+            score = said.new_full(rows.shape, -torch.inf)
+            score[rows] = said[:, 1]
             place = order_of_sureness(score, rows, row_uniforms(canvas.seeds, active, 2 * step + 1, rows))
             keep = self.kept(score, place, holes[active], step) & rows
             z = write(z, active, keep, token[keep[rows]])
@@ -142,7 +144,7 @@ class Threshold(ByConfidence):
             raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold}")
 
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
-        return Probability().score(log_x, token)
+        return probability(log_x, token)
 
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
         return (score >= self.threshold) | (place == 0)

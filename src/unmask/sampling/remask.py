@@ -20,7 +20,7 @@ from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import Masking
 from unmask.diffusion.times import check_steps, levels
 from unmask.sampling.ancestral import write
-from unmask.sampling.base import choose, reversed_process, start
+from unmask.sampling.base import Drawn, Judged, probability, reversed_process, row_uniforms, start
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -132,13 +132,11 @@ class Remask:
             active = shown.any(1).nonzero()[:, 0]
             if len(active):
                 t = times[step - 1].expand(len(active), 1).to(z.device)
-                log_x = denoise(z[active], t, shown[active])
-                log_x = log_x - log_x.logsumexp(-1, keepdim=True)
-                own = [canvas.seeds[b] for b in active.tolist()]
-                uniform = uniforms(own, z.shape[1], 2 * step + 1).to(z.device)
-                token = choose(self.choice, log_x, uniform[shown[active]], mask)
-                z = write(z, active, shown[active], token)
-                sureness[shown] = log_x.gather(-1, token[:, None])[:, 0].double().exp()
+                uniform = row_uniforms(canvas.seeds, active, 2 * step + 1, shown[active])
+                judged = Judged(Drawn(self.choice, uniform, mask), probability)
+                said = denoise(z[active], t, shown[active], each=judged, which=active)
+                z = write(z, active, shown[active], said[:, 0].long())
+                sureness[shown] = said[:, 1]
             z = z.masked_fill(hidden, mask)
             sureness = sureness.masked_fill(hidden, torch.inf)
             yield z

@@ -38,9 +38,9 @@ class Question:
     def bucket(self) -> int | None:
         """Questions of one bucket can be asked together: their lengths differ by less than a factor of two.
 
-        None for a question with something of its own: a cache, an answer that is not log_x.
+        None for a question with something of its own, such as a cache.
         """
-        if self.each is not None or self.context or not isinstance(self.rows, Tensor):
+        if self.context or not isinstance(self.rows, Tensor):
             return None
         return max(SHORTEST, 1 << (self.z.shape[1] - 1).bit_length())
 
@@ -74,7 +74,14 @@ class _Asking(Around):
     """A denoiser that asks whoever runs this greenlet."""
 
     def __call__(
-        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+        self,
+        z: Tokens,
+        t: Times,
+        rows: Rows,
+        *,
+        each: Each | None = None,
+        which: Tensor | None = None,
+        **context: Any,
     ) -> Tensor:
         parent = getcurrent().parent
         assert parent is not None
@@ -121,7 +128,11 @@ def ask(denoise: Denoise, questions: Sequence[Question]) -> list[Tensor]:
             [_padded(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in questions]
         )
     log_x = denoise(z, t, rows, **context)
-    return list(torch.split(log_x, [question.lines() for question in questions]))
+    lines = torch.split(log_x, [question.lines() for question in questions])
+    return [
+        line if question.each is None else question.each(line, slice(None))
+        for line, question in zip(lines, questions, strict=True)
+    ]
 
 
 def _padded(values: Tensor, length: int, filler: int) -> Tensor:

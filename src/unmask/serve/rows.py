@@ -16,7 +16,7 @@ from unmask.model import LanguageModel
 from unmask.sampling import AnySampler
 from unmask.sampling.canvas import Canvas
 from unmask.serve.engine import Work
-from unmask.types import LogX, Rows, Times, Tokens
+from unmask.types import Each, LogX, Rows, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,14 @@ class _Heard(Around):
         self._line: dict[int, int] = {}
         self._log_x: Tensor | None = None
 
-    def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
+    def __call__(
+        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+    ) -> Tensor:
         log_x = self.denoise(z, t, rows, **context)
         asked = rows[0].nonzero()[:, 0] if isinstance(rows, Tensor) else rows[1]
         self._line = {place: line for line, place in enumerate(asked.tolist())}
         self._log_x = log_x
-        return log_x
+        return log_x if each is None else each(log_x, slice(None))
 
     def marks(self, places: Sequence[int], ids: Tensor, mask: int, alternatives: int) -> list[Mark]:
         """What was written at these places, with what the network said there."""

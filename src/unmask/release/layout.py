@@ -1,0 +1,87 @@
+"""What reading a published layout takes: values of a config that strangers wrote, tensors under other
+names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from unmask.backbones.dit import DiTConfig
+from unmask.types import Vocab
+
+Default = TypeVar("Default")
+
+
+def integer(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """A whole number above 0."""
+    value = config.get(key, default)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{where}: config.json needs {key!r}, a whole number above 0; got {value!r}")
+    return value
+
+
+def index(config: Mapping[str, Any], key: str, where: str) -> int:
+    """A token id."""
+    value = config.get(key)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{where}: config.json needs {key!r}, a token id; got {value!r}")
+    return value
+
+
+def flag(config: Mapping[str, Any], key: str, where: str, default: bool) -> bool:
+    """True or false."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{where}: config.json's {key!r} must be true or false; got {value!r}")
+    return value
+
+
+def number(config: Mapping[str, Any], key: str, where: str, default: float) -> float:
+    """Any number."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where}: config.json's {key!r} must be a number; got {value!r}")
+    return float(value)
+
+
+def only(config: Mapping[str, Any], where: str, **expected: object) -> None:
+    """Refuse a config whose network is another one than ours; what it does not say is as expected."""
+    for key, wanted in expected.items():
+        options = wanted if isinstance(wanted, tuple) else (wanted,)
+        if key in config and config[key] not in options:
+            raise ValueError(
+                f"{where}: config.json has {key} = {config[key]!r}, and only"
+                f" {' or '.join(repr(option) for option in options)} is known here"
+            )
+
+
+def shapes(backbone: DiTConfig, vocab: Vocab) -> dict[str, torch.Size]:
+    """The tensors of a network, without the memory for them."""
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in backbone.build(vocab).state_dict().items()}
+
+
+def renamed(
+    weights: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    expected: Mapping[str, torch.Size],
+    where: str,
+    kind: str,
+    ignored: frozenset[str] = frozenset(),
+) -> dict[str, Tensor]:
+    """The tensors under our names, all of which must be there and of the expected shape; `names` theirs to
+    ours."""
+    missing, unknown = names.keys() - weights, weights.keys() - names - ignored
+    if missing or unknown:
+        what = f"lack {sorted(missing)[0]}" if missing else f"have the unknown tensor {sorted(unknown)[0]}"
+        raise ValueError(f"the weights in {where} {what}: they are incomplete or not {kind}'s")
+    for theirs, ours in names.items():
+        if ours in expected and weights[theirs].shape != expected[ours]:
+            raise ValueError(
+                f"the weights in {where}: {theirs} has shape {list(weights[theirs].shape)}"
+                f" where config.json asks for {list(expected[ours])}"
+            )
+    return {ours: weights[theirs] for theirs, ours in names.items()}
