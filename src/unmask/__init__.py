@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from unmask.sampling import Blockwise as Blockwise
     from unmask.sampling import Confidence as Confidence
     from unmask.sampling import EntropyBounded as EntropyBounded
+    from unmask.sampling import Factor as Factor
     from unmask.sampling import FirstHitting as FirstHitting
     from unmask.sampling import RandomOrder as RandomOrder
     from unmask.sampling import Remask as Remask
@@ -58,6 +59,7 @@ _HOME = {
         "Blockwise",
         "Confidence",
         "EntropyBounded",
+        "Factor",
         "FirstHitting",
         "RandomOrder",
         "Remask",

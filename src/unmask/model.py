@@ -26,14 +26,15 @@ from unmask.objectives import AnyObjective
 from unmask.objectives.reading import Reading
 from unmask.sampling import (
     BY_NAME,
+    WINDOWED,
     Ancestral,
     AnySampler,
     Autoregressive,
     Blockwise,
     UniformAncestral,
 )
-from unmask.sampling.base import Counted
-from unmask.sampling.canvas import Canvas, Template, blank, from_template
+from unmask.sampling.base import Counted, Padded
+from unmask.sampling.canvas import Canvas, Template, after_prompts, blank, from_template
 from unmask.sampling.semi import AnyWindowSampler
 from unmask.types import DamagedError, Each, Rows, Times, Tokens, Vocab
 from unmask.world import World
@@ -193,16 +194,36 @@ class Samples:
     tokenizer: Tokenizer | None
 
     @property
+    def ids(self) -> list[list[int]]:
+        """The ids of each text."""
+        rows: list[list[int]] = self.tokens.tolist()
+        return rows
+
+    @property
     def texts(self) -> list[str]:
         """The ids as text."""
         if self.tokenizer is None:
-            raise ValueError("this model has no tokenizer: its samples are ids, in .tokens")
-        return [self.tokenizer.decode(ids) for ids in self.tokens.tolist()]
+            raise ValueError("this model has no tokenizer: its samples are ids, in .ids")
+        return [self.tokenizer.decode(ids) for ids in self.ids]
 
     @property
     def text(self) -> str:
         """The first text."""
         return self.texts[0]
+
+
+@dataclass(frozen=True)
+class Completions(Samples):
+    """What was written after prompts of different lengths: `written` are its places [n, L]."""
+
+    written: Tensor
+    end: int | None
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """The ids after each prompt, up to the one that ends a text."""
+        rows = [row[new].tolist() for row, new in zip(self.tokens, self.written, strict=True)]
+        return [row[: row.index(self.end)] if self.end in row else row for row in rows]
 
 
 def _check_seed(seed: int) -> None:
@@ -297,6 +318,39 @@ class LanguageModel:
         """
         return self.fill(self.holes(template, n), sampler, seed)
 
+    def complete(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        length: int = 128,
+        *,
+        sampler: AnySampler | None = None,
+        seed: int = 0,
+    ) -> Completions:
+        """At most `length` tokens after each prompt, up to the end of the text if the model knows one.
+
+        All prompts are gone on from together, and each with its own seed, `seed` and those after it: what is
+        written is the same as alone.
+        """
+        if isinstance(prompts, str):
+            raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
+        process, encoded = self.denoise.process, [self._ids(prompt) for prompt in prompts]
+        if isinstance(process, Masking) and not isinstance(sampler, Blockwise):
+            sampler = sampler or self.default_sampler()
+            if isinstance(
+                sampler, WINDOWED
+            ):  # whose noise then is that of what is written, wherever it begins
+                sampler = Blockwise(sampler=sampler, stop=self.vocab.end)
+        block = process.block if isinstance(process, BlockMasking) else None
+        tokens, valid = after_prompts(encoded, length, self.vocab.mask, block)
+        if not bool(valid.all()) and not isinstance(process, Masking | BlockMasking):
+            raise ValueError(
+                "prompts of different lengths can be gone on from together by masked and block diffusion;"
+                f" this model was trained on {type(process).__name__}: give it one prompt at a time"
+            )
+        written = valid & (tokens == self.vocab.mask)
+        filled = self.fill(tokens, sampler, seed, None if bool(valid.all()) else valid)
+        return Completions(**vars(filled), written=written, end=self.vocab.end)
+
     def blank(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""
         length = self.denoise.max_length if length is None else length
@@ -320,13 +374,24 @@ class LanguageModel:
             raise ValueError(f"n must be at least 1; got {n}")
         return torch.tensor([ids] * n)
 
-    def fill(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Samples:
-        """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i."""
+    def fill(
+        self,
+        tokens: Tokens,
+        sampler: AnySampler | None = None,
+        seed: int = 0,
+        valid: Tensor | None = None,
+    ) -> Samples:
+        """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i.
+
+        Where it is not `valid` [n, L], there is padding, which nobody looks at.
+        """
         world, written = self.world, torch.zeros_like(tokens)
         first, count = world.share(len(tokens))
         calls = head_rows = 0
         if count:
-            for frame in self.frames(tokens[first : first + count], sampler, seed + first):
+            mine = slice(first, first + count)
+            text = None if valid is None else valid[mine]
+            for frame in self.frames(tokens[mine], sampler, seed + first, text):
                 filled = frame
             written[first : first + count] = filled.tokens
             calls, head_rows = filled.network_calls, filled.head_rows
@@ -334,7 +399,13 @@ class LanguageModel:
             world.summed(written), int(world.largest(calls)), int(world.total(head_rows)[0]), self.tokenizer
         )
 
-    def frames(self, tokens: Tokens, sampler: AnySampler | None = None, seed: int = 0) -> Iterator[Samples]:
+    def frames(
+        self,
+        tokens: Tokens,
+        sampler: AnySampler | None = None,
+        seed: int = 0,
+        valid: Tensor | None = None,
+    ) -> Iterator[Samples]:
         """Watch `fill`: the canvas as it is given, then after each step, the filled one last.
 
         The ids of a frame have masks where nothing is written yet; network calls are counted up to it.
@@ -346,8 +417,9 @@ class LanguageModel:
             )
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
         counted = Counted(self.denoise)
+        asked = counted if valid is None else Padded(counted, valid.to(self.device))
         z: Tokens | None = canvas.tokens
-        steps = iter((sampler or self.default_sampler()).run(counted, canvas))
+        steps = iter((sampler or self.default_sampler()).run(asked, canvas))
         while z is not None:
             yield Samples(z, counted.calls, counted.head_rows, self.tokenizer)
             with self.inference():  # not around the yield: who watches keeps a mode of their own

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.backbones.dit import DiT, DiTConfig, LocalStart, TimeConditioning
+from unmask.backbones.dit import DiT, DiTConfig, Llama, LocalStart, TimeConditioning
 from unmask.backbones.layers import Attention, Neighbours, Rotary, rotate
 from unmask.backbones.masks import KVCache
 from unmask.types import Times, Tokens, Vocab
@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qk_norm": {"qk_norm": True},
     "tied": {"tied": True},
     "relu2": {"activation": "relu2"},
+    "llama": {"llama": Llama(hidden=48, kv_heads=1, bias=True)},
 }
 LOCAL: dict[str, Any] = {"local": LocalStart(taps=3), "rotary_base": 100.0}
 BIDIRECTIONAL = {**OPTIONS, "local": LOCAL}

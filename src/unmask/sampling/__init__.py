@@ -7,7 +7,7 @@ from typing import TypeAlias, get_args
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.autoregressive import Autoregressive
 from unmask.sampling.blockwise import Blockwise
-from unmask.sampling.confidence import Confidence, EntropyBounded, Threshold
+from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
 from unmask.sampling.remask import Remask
 from unmask.sampling.semi import AnyWindowSampler, SemiAutoregressive
 from unmask.sampling.uniform import UniformAncestral
@@ -18,6 +18,7 @@ AnySampler: TypeAlias = (
     | RandomOrder
     | Confidence
     | Threshold
+    | Factor
     | EntropyBounded
     | Remask
     | SemiAutoregressive
@@ -35,6 +36,7 @@ BY_NAME: dict[str, type[AnyWindowSampler]] = {
     "random-order": RandomOrder,
     "confidence": Confidence,
     "threshold": Threshold,
+    "factor": Factor,
     "entropy-bounded": EntropyBounded,
     "remask": Remask,
 }
@@ -49,6 +51,7 @@ __all__ = [
     "Blockwise",
     "Confidence",
     "EntropyBounded",
+    "Factor",
     "FirstHitting",
     "RandomOrder",
     "Remask",

@@ -119,6 +119,20 @@ class Judged:
         return torch.stack([token.double(), self.score(log_x, token).double()], -1)
 
 
+class Padded(Around):
+    """A denoiser that is told which places [B, places] of a canvas are text: padding is not looked at."""
+
+    def __init__(self, denoise: Denoise, valid: Tensor) -> None:
+        super().__init__(denoise)
+        self.valid = valid
+
+    def __call__(
+        self, z: Tokens, t: Times, rows: Rows, *, which: Tensor | None = None, **context: Any
+    ) -> Tensor:
+        valid = self.valid if which is None else self.valid[which]
+        return self.denoise(z, t, rows, which=which, valid=valid, **context)
+
+
 class Counted(Around):
     """A denoiser that counts what it is asked: network calls, sequences in them, rows of the head."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from unmask.types import Tokens
 
@@ -79,6 +80,34 @@ def blank(rows: int, length: int, mask: int, prompt: Sequence[int] = ()) -> Toke
     tokens = torch.full((rows, length), mask)
     tokens[:, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
     return tokens
+
+
+def after_prompts(
+    prompts: Sequence[Sequence[int]], length: int, mask: int, block: int | None = None
+) -> tuple[Tokens, Tensor]:
+    """`length` masks after each prompt, and which places [n, L] are text: there is padding around the others.
+
+    Prompts end at one place, so that what is written begins together; or, where text has blocks that begin
+    with it, in blocks of one number.
+    """
+    if not prompts:
+        raise ValueError("there is no prompt to go on from")
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"length, the tokens to write after a prompt, must be at least 1; got {length!r}")
+    sizes = [len(prompt) for prompt in prompts]
+    if block is None:
+        before = [max(sizes) - size for size in sizes]
+    else:
+        before = [(max(sizes) // block - size // block) * block for size in sizes]
+    width = max(pad + size for pad, size in zip(before, sizes, strict=True)) + length
+    tokens = torch.full((len(prompts), width), 0 if mask else 1)  # anything but the mask: it is not written
+    valid = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, (prompt, first) in enumerate(zip(prompts, before, strict=True)):
+        begin, end = first + len(prompt), first + len(prompt) + length
+        tokens[row, first:begin] = torch.tensor(prompt, dtype=torch.int64)
+        tokens[row, begin:end] = mask
+        valid[row, first:end] = True
+    return tokens, valid
 
 
 def _shown(template: Template) -> str:

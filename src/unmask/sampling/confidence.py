@@ -57,6 +57,9 @@ class Entropy:
         return -entropy(log_x)
 
 
+LEAST = -1e30
+"""Less sure than anything that a network says."""
+
 AnyOrder: TypeAlias = Probability | Margin | Entropy
 
 
@@ -79,9 +82,14 @@ def order_of_sureness(score: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
 
 
 class ByConfidence(ABC):
-    """Draw a token for every hole, keep those that `kept` names, at least one a row, and repeat."""
+    """Draw a token for every hole, keep those that `kept` names, at least one a row, and repeat.
+
+    Tokens that are to come `late`, as the end of a text is, stay only where nothing else is left to write:
+    a short text would otherwise be the surest.
+    """
 
     choice: Choice
+    late: tuple[int, ...]
 
     @abstractmethod
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
@@ -106,12 +114,15 @@ class ByConfidence(ABC):
             said = denoise(z[active], t, rows, each=Judged(drawn, self.score), which=active)
             token = said[:, 0].long()
             score = said.new_full(rows.shape, -torch.inf)
-            score[rows] = said[:, 1]
+            score[rows] = said[:, 1].where(~torch.isin(token, self._late(token)), LEAST)
             place = order_of_sureness(score, rows, row_uniforms(canvas.seeds, active, 2 * step + 1, rows))
             keep = self.kept(score, place, holes[active], step) & rows
             z = write(z, active, keep, token[keep[rows]])
             step += 1
             yield z
+
+    def _late(self, like: Tensor) -> Tensor:
+        return torch.tensor(self.late, dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,7 @@ class Confidence(ByConfidence):
     steps: int = 128
     order: AnyOrder = Probability()
     choice: Choice = Choice()
+    late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
@@ -138,6 +150,7 @@ class Threshold(ByConfidence):
 
     threshold: float = 0.9
     choice: Choice = Choice()
+    late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -151,6 +164,33 @@ class Threshold(ByConfidence):
 
 
 @dataclass(frozen=True)
+class Factor(ByConfidence):
+    """Parallel decoding: the n surest, as long as the n-th has a probability of at least 1 - factor/(n + 1).
+
+    Then what is most probable place by place is most probable together, for a factor of at most 1.
+    """
+
+    factor: float = 1.0
+    choice: Choice = Choice()
+    late: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 0:
+            raise ValueError(f"the factor must be 0 or above; got {self.factor}")
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        return probability(log_x, token)
+
+    def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
+        where = place.argsort(1)
+        sureness = score.gather(1, where)
+        number = torch.arange(1, score.shape[1] + 1, device=score.device)
+        enough = sureness >= 1 - self.factor / (number + 1)
+        enough[:, 0] = True
+        return torch.zeros_like(enough).scatter(1, where, enough.cumprod(1).bool())
+
+
+@dataclass(frozen=True)
 class EntropyBounded(ByConfidence):
     """As many of the least open positions as keep sum(entropies) - max(entropy) within `bound` nats.
 
@@ -159,6 +199,7 @@ class EntropyBounded(ByConfidence):
 
     bound: float = 0.1
     choice: Choice = Choice()
+    late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.bound >= 0:

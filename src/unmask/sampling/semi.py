@@ -10,12 +10,12 @@ from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import substream
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.confidence import Confidence, EntropyBounded, Threshold
+from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
 from unmask.sampling.remask import Remask
 from unmask.types import Tokens
 
 AnyWindowSampler: TypeAlias = (
-    Ancestral | FirstHitting | RandomOrder | Confidence | Threshold | EntropyBounded | Remask
+    Ancestral | FirstHitting | RandomOrder | Confidence | Threshold | Factor | EntropyBounded | Remask
 )
 
 
