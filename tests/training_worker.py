@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unmask import MDLM, DiTConfig, ModelConfig, Vocab
+from unmask import MDLM, BlockDiffusion, DiTConfig, ModelConfig, Vocab
 from unmask.data.loader import Loader, Wrapped
 from unmask.training import checkpoint
+from unmask.training.curriculum import Clipping
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
 from unmask.training.optim import Muon
@@ -25,6 +26,9 @@ from unmask.world import World, world
 SETTINGS = Training(
     steps=12, batch_size=7, microbatch=2, optimizer=Muon(), warmup=3, bf16=False, save_every=4, log_every=1
 )
+
+
+BLOCKS, CLIPPED = BlockDiffusion(block=4), Clipping(every=5, batches=2)
 
 
 class Stream:
@@ -42,10 +46,15 @@ class Stream:
         return self.ids[start:stop]
 
 
-def build(settings: Training, dropout: float, where: World) -> Run:
+def build(
+    settings: Training,
+    dropout: float,
+    where: World,
+    objective: MDLM | BlockDiffusion = MDLM(),  # noqa: B008
+) -> Run:
     torch.manual_seed(0)
     backbone = DiTConfig(width=32, depth=2, heads=2, length=16, dropout=dropout)
-    denoise = ModelConfig(Vocab(7, 6), backbone, MDLM()).build()
+    denoise = ModelConfig(Vocab(7, 6), backbone, objective).build()
     return Run(
         denoise, denoise.objective, Loader(Stream(), Wrapped(16), settings.batch_size), settings, where
     )
@@ -66,10 +75,13 @@ def main() -> None:
     kill_at, kill_in_save = wishes.pop("kill_at", None), wishes.pop("kill_in_save", False)
     memory_ends_at, report_frames = wishes.pop("memory_ends_at", None), wishes.pop("report_frames", False)
     number = signal.Signals[wishes.pop("signal", "SIGKILL")]
+    blocks = wishes.pop("blocks", False)
+    if blocks:
+        wishes["curriculum"] = CLIPPED
     settings = replace(SETTINGS, **wishes, **({"parallelism": Sharded()} if sharded else {}))
     folder.mkdir(parents=True, exist_ok=True)
     with world() as where:
-        run = build(settings, dropout, where)
+        run = build(settings, dropout, where, BLOCKS if blocks else MDLM())
         path, _ = checkpoint.newest(folder)
         if path is not None:
             run.resume(path)

@@ -20,14 +20,16 @@ from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareOptions, is_corpus, outdated, prepare
 from unmask.data.encoding import Progress
 from unmask.data.loader import Layout, Loader, Wrapped
+from unmask.diffusion.times import PartTimes
 from unmask.evaluation.likelihood import score_rows
 from unmask.measurement import AT_ONCE
-from unmask.model import LanguageModel, ModelConfig
-from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression
-from unmask.release import Facts, save
+from unmask.model import Denoiser, LanguageModel, ModelConfig
+from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression, BlockDiffusion
+from unmask.release import Facts, load, save
 from unmask.training import checkpoint
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
+from unmask.training.lowrank import LowRank, merge
 from unmask.world import World
 
 WITHOUT_EFFECT = (
@@ -49,7 +51,8 @@ class Experiment:
     """`sources` as `unmask prepare` takes them; `evaluate_rows` held-out rows are scored on the way.
 
     `unigram_start`: the network begins by predicting each token as often as it occurs, which it would
-    otherwise have to learn first.
+    otherwise have to learn first. `start`: a model to go on from, as `unmask.load` takes it, whose network
+    and tokenizer stand for `backbone` and `tokenizer`. `low_rank`: only such differences to it are learned.
     """
 
     sources: tuple[str, ...] = ("stdlib",)
@@ -61,22 +64,30 @@ class Experiment:
     options: PrepareOptions = PrepareOptions()
     evaluate_rows: int = 64
     unigram_start: bool = False
+    start: str | None = None
+    low_rank: LowRank | None = None
 
     def __post_init__(self) -> None:
-        if self.layout.length > self.backbone.length:
+        if self.start is None and self.layout.length > self.backbone.length:
             raise ValueError(
                 f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.length}"
             )
         if self.evaluate_rows < 1:
             raise ValueError(f"evaluate_rows must be at least 1; got {self.evaluate_rows}")
+        if self.start is None and self.low_rank is not None:
+            raise ValueError("low_rank is for going on from a model: name one as start")
+        if self.start is not None and self.unigram_start:
+            raise ValueError(
+                "a model to go on from has learned how often tokens occur: leave out unigram_start"
+            )
         causal = isinstance(self.objective, Autoregression)
-        if self.backbone.causal != causal:
+        if self.start is None and self.backbone.causal != causal:
             raise ValueError(
                 f"{type(self.objective).__name__} needs backbone.causal={str(causal).lower()};"
                 " `with_objective` and --objective see to it"
             )
         if self.training.curriculum is not None:
-            self.training.curriculum.applied(self.objective, 0.0)
+            self.training.curriculum.applied(self.objective, 0.0, PartTimes())
 
     def with_objective(self, objective: AnyObjective) -> Experiment:
         """The same with another objective, and the network that it needs: an autoregressive one looks back
@@ -92,11 +103,15 @@ class Experiment:
         return replace(self, objective=objective, backbone=replace(self.backbone, causal=False))
 
 
+NETWORK = "network.json"
+"""The config of the network that a run trains, beside `experiment.json`."""
+
 OBJECTIVES: dict[str, AnyObjective] = {
     "mdlm": MDLM(),
     "d3pm": D3PM(),
     "sedd": SEDD(),
     "ar": Autoregression(),
+    "block": BlockDiffusion(exact_counts=True),
 }
 """The counterparts that any experiment can be repeated with."""
 
@@ -105,6 +120,8 @@ def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
     """Prepare, train (or go on training) and export; False if a signal stopped it before its end."""
     corpus = prepare_corpus(experiment, folder, world)
     run = begin(experiment, corpus, world)
+    if world.first:
+        _write_json(folder / NETWORK, to_json(run.denoise.config))
     path, damaged = checkpoint.newest(folder)
     if path is not None:
         run.resume(path)
@@ -136,7 +153,8 @@ def prepare_corpus(
     if before is not None:
         _refuse(folder, _differences(before, {**stated, "corpus": before["corpus"]}))
     if world.first:
-        request = (experiment.sources, folder / "corpus", experiment.tokenizer, experiment.options)
+        tokenizer = experiment.tokenizer if experiment.start is None else _own_tokenizer(experiment, folder)
+        request = (experiment.sources, folder / "corpus", tokenizer, experiment.options)
         if before is not None and is_corpus(folder / "corpus"):  # which must not be replaced
             _refuse(folder, [f"{what} has changed since" for what in outdated(*request)])
         prepare(*request, progress)
@@ -146,11 +164,33 @@ def prepare_corpus(
     if before is not None:
         _refuse(folder, _differences(before, stated))
     if world.first and before is None:
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(stated, indent=2), encoding="utf-8")
-        os.replace(fresh, path)
+        _write_json(path, stated)
     world.barrier()
     return corpus
+
+
+def _own_tokenizer(experiment: Experiment, folder: Path) -> str:
+    """That of the model to go on from, in a file of the run's own."""
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        assert experiment.start is not None
+        lm = load(experiment.start)
+        if lm.tokenizer is None:
+            raise ValueError(f"{experiment.start} has no tokenizer to read text with")
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(file, lm.tokenizer.to_json())
+    return str(file)
+
+
+def _write_json(path: Path, data: Any) -> None:
+    _write(path, json.dumps(data, indent=2))
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    fresh = path.with_name(f".{path.name}.writing")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, path)
 
 
 def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
@@ -165,9 +205,16 @@ def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint yet")
     corpus = Corpus.open(folder / "corpus")
-    run = begin(experiment, corpus, World())
+    network: ModelConfig | None = None
+    # Unless only differences to it were kept, the model that a run went on from need not be there any more.
+    if (folder / NETWORK).exists() and experiment.low_rank is None:
+        stated = json.loads((folder / NETWORK).read_text(encoding="utf-8"))
+        network = from_json(ModelConfig, stated, str(folder / NETWORK))
+    run = begin(experiment, corpus, World(), network)
     run.resume(newest)
     run.ema.settle(run.denoise)
+    if experiment.low_rank is not None:
+        merge(run.denoise)
     return LanguageModel(run.denoise.eval(), corpus.tokenizer), _facts(experiment, corpus, run)
 
 
@@ -184,15 +231,43 @@ def _facts(experiment: Experiment, corpus: Corpus, run: Run) -> Facts:
     }
 
 
-def begin(experiment: Experiment, corpus: Corpus, world: World) -> Run:
-    """A run of the experiment at its first step."""
+def begin(experiment: Experiment, corpus: Corpus, world: World, network: ModelConfig | None = None) -> Run:
+    """A run of the experiment at its first step.
+
+    `network`: what it turned out to be, for a run whose weights are about to be read from a checkpoint.
+    """
     training = experiment.training
     torch.manual_seed(training.seed)
-    denoise = ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()
+    denoise = _first(experiment, corpus) if network is None else network.build()
     if experiment.unigram_start:
         denoise.backbone.expect(_log_frequencies(corpus))
+    if experiment.low_rank is not None:
+        experiment.low_rank.apply(denoise)
     loader = Loader(corpus.splits["train"], experiment.layout, training.batch_size, training.seed)
     return Run(denoise, experiment.objective, loader, training, world)
+
+
+def _first(experiment: Experiment, corpus: Corpus) -> Denoiser:
+    """The network before its first step: fresh, or that of the model to go on from."""
+    if experiment.start is None:
+        return ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()
+    old = load(experiment.start).denoise
+    if corpus.tokenizer.size > old.vocab.size:
+        raise ValueError(
+            f"the text's tokenizer has {corpus.tokenizer.size} ids, and {experiment.start} only"
+            f" {old.vocab.size}"
+        )
+    if old.max_length is not None and experiment.layout.length > old.max_length:
+        raise ValueError(
+            f"rows of {experiment.layout.length} tokens are longer than the {old.max_length} that"
+            f" {experiment.start} takes"
+        )
+    # A model that did not know how texts end learns it from the ones it goes on with.
+    end = corpus.separator if old.vocab.end is None else old.vocab.end
+    config = replace(old.config, objective=experiment.objective, vocab=replace(old.vocab, end=end))
+    denoise = config.build()
+    denoise.load_state_dict(old.state_dict())
+    return denoise
 
 
 def _log_frequencies(corpus: Corpus) -> torch.Tensor:

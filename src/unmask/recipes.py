@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unmask.backbones.dit import DiTConfig, LocalStart
+from unmask.data.columns import PromptAnswer
 from unmask.data.corpus import PrepareOptions
-from unmask.data.loader import PerDocument, Wrapped
+from unmask.data.loader import Pairs, PerDocument, Wrapped
 from unmask.data.sources import SourceOptions
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM
 from unmask.training.curriculum import Widening
 from unmask.training.loop import Training
+from unmask.training.lowrank import LowRank
 from unmask.training.optim import AdamW, LinearDecay, Muon
 
 PAPER = Training(steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup=2500, ema=0.9999)
@@ -135,6 +137,39 @@ def dna() -> Experiment:
     )
 
 
+def finetune() -> Experiment:
+    """Go on from a model (--start) with your own text (--sources): all of its weights, gently."""
+    return Experiment(
+        sources=("text.txt",),
+        start="model",
+        layout=Wrapped(128),
+        training=Training(
+            steps=1000,
+            batch_size=16,
+            optimizer=AdamW(lr=1e-4),
+            warmup=50,
+            decay=LinearDecay(),
+            ema=0.99,
+            save_every=250,
+            evaluate_every=250,
+        ),
+    )
+
+
+def answers() -> Experiment:
+    """Go on from a model (--start) with prompts and answers (--sources pairs.jsonl), by differences of rank
+    16."""
+    base = finetune()
+    return replace(
+        base,
+        sources=("pairs.jsonl",),
+        options=PrepareOptions(source=SourceOptions(pairs=PromptAnswer())),
+        layout=Pairs(256),
+        low_rank=LowRank(rank=16),
+        training=replace(base.training, optimizer=AdamW(lr=1e-3)),
+    )
+
+
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "stdlib-tiny": stdlib_tiny,
     "text8-tiny": text8_tiny,
@@ -144,4 +179,6 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "lm1b": lm1b,
     "owt-small": owt_small,
     "dna": dna,
+    "finetune": finetune,
+    "answers": answers,
 }

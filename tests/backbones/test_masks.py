@@ -188,6 +188,38 @@ def test_a_shifted_network_needs_the_token_before_an_asked_one() -> None:
     torch.testing.assert_close(again, hidden(network(), z)[0, 3:7], atol=1e-5, rtol=0)
 
 
+def test_text_begins_after_its_padding() -> None:
+    """Rotary networks see only how far apart tokens are; others are told where each of them stands."""
+    valid = torch.tensor([[True] * 5, [False, False, True, True, True], [True, True, True, False, False]])
+    view = sight(5, CPU, causal=False, valid=valid)
+    assert view.position[:, 2:].tolist() == [[2, 3, 4], [0, 1, 2], [2, 3, 4]]
+    cache = KVCache()
+    hidden(network(), tokens(3, 4), valid=valid, beside=cache.beside())
+    view = sight(1, CPU, causal=True, valid=valid, beside=cache.beside())
+    assert view.position.tolist() == [[4], [2], [4]]
+
+
+@pytest.mark.filterwarnings("ignore")  # that it is not compiled, which takes a minute
+@pytest.mark.parametrize("padded", [False, True])
+def test_flex_attention_sees_the_same(monkeypatch: pytest.MonkeyPatch, padded: bool) -> None:
+    """Where there is a GPU the two streams go through flex attention; its forward pass runs here, too."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    net, z, order = network(), tokens(2, 32), Order.twice(16, 4, CPU)
+    context = {"valid": torch.arange(16).expand(2, -1) < torch.tensor([[16], [9]])} if padded else {}
+    expected = hidden(net, z, order=order, **context)
+    asked: list[int] = []
+
+    def flex() -> Any:
+        asked.append(1)
+        return flex_attention
+
+    monkeypatch.setattr("unmask.backbones.layers._flex", flex)
+    monkeypatch.setattr("unmask.backbones.dit.FLEX", {"cpu"})
+    torch.testing.assert_close(hidden(net, z, order=order, **context), expected, atol=1e-5, rtol=0)
+    assert asked
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_plain_text_needs_no_mask(causal: bool) -> None:
     view = sight(5, CPU, causal=causal)

@@ -72,7 +72,7 @@ def test_documents_come_back(source: Path, tmp_path: Path, tokenizer: str) -> No
         last = [split.read(end - 1, end).item() for end in split.ends.tolist()]
         assert set(last) == {corpus.separator} == {0}
     assert valid.text.bytes / (train.text.bytes + valid.text.bytes) == pytest.approx(0.05, abs=0.02)
-    assert corpus.vocab == Vocab(size=corpus.tokenizer.size + 1, mask=corpus.tokenizer.size)
+    assert corpus.vocab == Vocab(size=corpus.tokenizer.size + 1, mask=corpus.tokenizer.size, end=0)
 
 
 def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import Tensor
 
 import tiny
 import unmask
 from objectives.test_contract import generator, tokens
 from unmask import MDLM, Batch, BlockDiffusion
 from unmask.backbones.masks import Order
-from unmask.diffusion.times import PartTimes, stratified
+from unmask.diffusion.denoise import Around
+from unmask.diffusion.times import PartTimes, PiecewiseTimes, stratified
 from unmask.model import Denoiser
 from unmask.objectives.base import Objective
 from unmask.objectives.mdlm import subs
+from unmask.types import Rows
 
 MASK = 4
 
@@ -135,6 +139,29 @@ def test_clipped_times_stay_in_their_part() -> None:
     model, x = tiny.denoiser(objective), tokens(64)
     hidden = objective.token_nll(model, Batch(x), generator()).ne(0).double().mean()
     assert abs(float(hidden) - 0.5) < 0.06
+
+
+def test_clean_text_has_the_time_of_clean_text() -> None:
+    objective, x = BlockDiffusion(block=3), tokens(4)
+
+    class Spied(Around):
+        def __call__(self, z: Tensor, t: Tensor, rows: Rows, **context: Any) -> Tensor:
+            assert torch.equal(z[:, tiny.LENGTH :], x)
+            assert bool((t[:, tiny.LENGTH :] == 0).all())
+            noisy = t[:, : tiny.LENGTH].view(4, -1, 3)
+            assert bool((noisy > 0).all())
+            assert torch.equal(noisy, noisy[..., :1].expand_as(noisy))
+            return self.denoise(z, t, rows, **context)
+
+    objective.token_nll(Spied(tiny.denoiser(objective, timed=True)), Batch(x), generator())
+
+
+def test_times_that_are_drawn_more_often_weigh_less() -> None:
+    plain = BlockDiffusion(block=3)
+    warped = replace(plain, times=PiecewiseTimes((1.0, 5.0, 2.0)))
+    model, x = tiny.denoiser(plain), tokens(1)
+    one, other = mean(plain, model, x, 4000), mean(warped, model, x, 4000)
+    assert ((one[0] - other[0]).abs() < 5 * (one[1] ** 2 + other[1] ** 2).sqrt()).all()
 
 
 def test_the_published_losses(golden: Path) -> None:

@@ -188,7 +188,7 @@ def test_ids_go_in_and_come_out_without_a_tokenizer(tmp_path: Path, timed: bool)
     assert samples.tokens.shape == (3, 7)
     assert samples.tokens[:, :2].tolist() == [[1, 2]] * 3
     assert not bool((samples.tokens == mask).any())
-    with pytest.raises(ValueError, match=r"no tokenizer: its samples are ids, in \.tokens"):
+    with pytest.raises(ValueError, match=r"no tokenizer: its samples are ids, in \.ids"):
         _ = samples.texts
     filled = lm.infill(torch.tensor([3, mask, mask, 4]), n=2).tokens
     assert filled[:, [0, 3]].tolist() == [[3, 4]] * 2

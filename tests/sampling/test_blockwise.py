@@ -159,6 +159,19 @@ def test_a_network_reads_only_what_a_cache_leaves_to_read() -> None:
     assert widths == [8, 4, 4, 8, 4, 4, 4]  # a finished block is read with the next one's first step
 
 
+def test_a_network_that_looks_ahead_is_told_the_time_of_the_whole_text() -> None:
+    told: list[float] = []
+
+    class Watched(Around):
+        def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
+            told.append(float(t[rows].unique()))
+            return self.denoise(z, t, rows, **context)
+
+    last(Blockwise(4, FirstHitting()), Watched(tiny.denoiser(MDLM(), timed=True)), blank(1, given=4))
+    open_ = torch.arange(8, 0, -1).double() / 8
+    torch.testing.assert_close(torch.tensor(told).double(), MDLM().schedule.inverse(1 - open_).double())
+
+
 def test_text_of_any_length_through_a_window_that_forgets() -> None:
     """A block diffusion model goes on beyond its length, and then sees its last `length` tokens."""
     denoise = tiny.denoiser(BlockDiffusion(block=4), length=12)

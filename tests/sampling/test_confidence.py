@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import tiny
 from unmask import MDLM, Choice
-from unmask.sampling import Confidence, EntropyBounded, RandomOrder, Threshold
+from unmask.sampling import Confidence, EntropyBounded, Factor, RandomOrder, Threshold
+from unmask.sampling.ancestral import rank
 from unmask.sampling.base import spread
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import AnyOrder, Entropy, Margin, Probability, entropy
@@ -94,3 +99,61 @@ def test_noise_decides_between_equals() -> None:
     first = next(iter(Confidence(steps=LENGTH, order=Entropy()).run(MODEL, canvas)))
     places = (first != MASK).float().sum(0)
     assert (places > 0).sum() > LENGTH // 2
+
+
+def test_the_factor_bounds_what_is_written_together() -> None:
+    """The n surest are kept as long as the n-th has at least 1 - factor/(n + 1): 0.5, 0.667, 0.75, 0.8."""
+    score = torch.tensor([[0.9, 0.7, 0.76, 0.5], [0.3, 0.2, 0.1, 0.05], [0.99, 0.99, 0.99, 0.79]])
+    place = rank(-score)
+    kept = Factor(1.0).kept(score, place, torch.tensor([4, 4, 4]), 0)
+    assert kept.tolist() == [
+        [True, False, True, False],
+        [True, False, False, False],
+        [True, True, True, False],
+    ]
+    assert Factor(1.05).kept(score, place, torch.tensor([4, 4, 4]), 0)[0].tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert Factor(1.3).kept(score, place, torch.tensor([4, 4, 4]), 0)[0].tolist() == [True, True, True, False]
+    assert bool(Factor(9.0).kept(score, place, torch.tensor([4, 4, 4]), 0).all())
+    with pytest.raises(ValueError, match="0 or above; got -1"):
+        Factor(-1.0)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Confidence(12, late=(3,)),
+        Confidence(4, late=(3,)),
+        Threshold(0.2, late=(3,)),
+        Factor(2.0, late=(3,)),
+        EntropyBounded(3.0, late=(3,)),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_what_is_to_come_late_comes_when_nothing_else_is_left(sampler: Any, temperature: float) -> None:
+    """At every temperature: a step writes such a token only if nothing else was drawn anywhere in its row, or
+    if it must write so many; without being late, it is written earlier."""
+    late = replace(sampler, choice=Choice(temperature=temperature))
+    canvas = Canvas(torch.full((64, LENGTH), MASK), tuple(range(64)))
+
+    def mean_step(tried: Any) -> float:
+        """When the token 3 is written, on average, as a share of the steps."""
+        frames = [canvas.tokens, *tried.run(MODEL, canvas)]
+        found = [
+            (number / len(frames), int(((after == 3) & (before == MASK)).sum()))
+            for number, (before, after) in enumerate(pairwise(frames))
+        ]
+        return sum(when * count for when, count in found) / max(1, sum(count for _, count in found))
+
+    free = replace(late, late=())
+    assert mean_step(late) > mean_step(free) or (temperature == 0 and mean_step(late) >= mean_step(free))
+    if not isinstance(sampler, Confidence):
+        for before, after in pairwise([canvas.tokens, *late.run(MODEL, canvas)]):
+            new = (before == MASK) & (after != MASK)
+            alone = new.sum(1) == 1
+            assert bool(alone[((after == 3) & new).any(1)].all())

@@ -12,6 +12,7 @@ from torch import nn
 
 import training_worker as worker
 from unmask.training import checkpoint
+from unmask.training.curriculum import Clipping
 from unmask.training.log import Log
 from unmask.training.loop import DivergedError, Run, train
 from unmask.training.optim import (
@@ -49,6 +50,16 @@ def test_micro_batches_are_one_batch() -> None:
         assert math.isclose(a["loss"], b["loss"], rel_tol=1e-5)
     for p, q in zip(weights(one), weights(many), strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-4)
+
+
+def test_block_diffusion_learns_and_its_times_are_clipped_where_losses_are_steady() -> None:
+    settings = replace(
+        worker.SETTINGS, steps=150, batch_size=32, microbatch=None, warmup=10, curriculum=Clipping(every=50)
+    )
+    run = worker.build(settings, 0.0, World(), worker.BLOCKS)
+    curve = [run.step()["loss"] for _ in range(150)]
+    assert sum(curve[-20:]) < 0.9 * sum(curve[:20])
+    assert run.state.high - run.state.low < 1
 
 
 def test_computing_again_changes_nothing() -> None:

@@ -112,6 +112,16 @@ def test_ranks_give_the_same_curve(
     assert close(tmp_path, alone)
 
 
+def test_blocks_with_clipped_times_give_the_same_curve_on_ranks_and_after_a_kill(tmp_path: Path) -> None:
+    assert run(tmp_path / "alone", 1, blocks=True) == 0
+    expected = losses(tmp_path / "alone")
+    assert run(tmp_path / "ranks", 2, blocks=True) == 0
+    assert close(tmp_path / "ranks", expected)
+    assert run(tmp_path / "killed", 1, blocks=True, kill_at=9) != 0
+    assert run(tmp_path / "killed", 1, blocks=True) == 0
+    assert losses(tmp_path / "killed") == expected
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_checkpoint_of_two_ranks_resumes_on_any_number(
     alone: list[tuple[int, float]], tmp_path: Path, ranks: int

@@ -1,1 +1,10 @@
 """Networks. They know tokens and times, and nothing of diffusion."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from unmask.backbones.dit import DiTConfig
+from unmask.backbones.huggingface import HuggingFace
+
+AnyBackbone: TypeAlias = DiTConfig | HuggingFace

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from unmask.backbones.layers import (
     SquaredReLU,
     TimeEmbedding,
 )
-from unmask.backbones.masks import Beside, Order, sight
+from unmask.backbones.masks import FLEX, Beside, Order, sight, sparse
 from unmask.types import Rows, Times, Tokens, Vocab
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -176,7 +177,7 @@ class Block(nn.Module):
         x: Tensor,
         time: Tensor | None,
         angles: Angles,
-        seen: Tensor | None = None,
+        seen: Any = None,
         beside: Beside | None = None,
         layer: int = 0,
         asked: Asked | None = None,
@@ -248,11 +249,14 @@ class DiT(Backbone):
             rows, taken = view.before(rows)
         time = None if self.time is None else self.time(t)
         angles, seen = self.rotary.angles(view.position, x.dtype), view.seen
+        whole = sparse(seen) if order is not None and seen is not None and x.device.type in FLEX else seen
         *first, last = self.blocks
         for layer, block in enumerate(first):
-            x = self._through(block, x, time, angles, seen, beside, layer)
+            x = self._through(block, x, time, angles, whole, beside, layer)
         # Nobody looks at the last layer's output but who asked for it.
-        asked = Asked(rows) if isinstance(rows, Tensor) and not self.causal else None
+        asked = None
+        if isinstance(rows, Tensor) and not self.causal and not bool(rows.all()):
+            asked = Asked(rows)
         x = self._through(last, x, time, angles, seen, beside, len(first), asked)
         if rows is not None and asked is None:
             x = x[rows]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -177,12 +178,13 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         angles: Angles,
-        seen: Tensor | None = None,
+        seen: Any = None,
         beside: Beside | None = None,
         layer: int = 0,
         asked: Asked | None = None,
     ) -> Tensor:
-        """`seen` [B or 1, 1, n or 1, K] is False where a query must not look at a key."""
+        """`seen` [B or 1, 1, n or 1, K] is False where a query must not look at a key; or the `sparse`
+        form."""
         if asked is not None:
             return self._at(asked, x, angles, seen, beside, layer)
         heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
@@ -223,7 +225,9 @@ class Attention(nn.Module):
         out: Tensor = self.out(asked.taken(mixed.transpose(1, 2)).flatten(1))
         return out
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool = False) -> Tensor:
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Any, causal: bool = False) -> Tensor:
+        if seen is not None and not isinstance(seen, Tensor):
+            return _flex()(q, k, v, block_mask=seen, enable_gqa=self.kv_heads != self.heads)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, is_causal=causal, enable_gqa=self.kv_heads != self.heads
         )
@@ -236,6 +240,15 @@ class Attention(nn.Module):
     def _key(self, k: Tensor, angles: Angles) -> Tensor:
         k = self.k_norm(k)
         return rotate(k if self.k_bias is None else k + self.k_bias.view(self.kv_heads, 1, -1), angles)
+
+
+@lru_cache(maxsize=1)
+def _flex() -> Callable[..., Tensor]:
+    """Flex attention, compiled: without that it computes every pair and hides them afterwards."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
+    return compiled
 
 
 class TimeEmbedding(nn.Module):

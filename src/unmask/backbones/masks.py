@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+FLEX = frozenset({"cuda"})
+"""Devices on which flex attention has a backward pass."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,18 @@ def sight(
         seen = seen.clone()
         seen[:, :, itself, before + itself] = True
     return Sight(seen, _position(query, valid), query, key, ordered, of_keys, documents)
+
+
+def sparse(seen: Tensor) -> Any:
+    """The same for flex attention, which leaves out what nobody sees: half of the pairs of two streams."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    rows, _, queries, keys = seen.shape
+
+    def looks(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return seen[row if rows > 1 else 0, 0, query, key]
+
+    return create_block_mask(looks, rows if rows > 1 else None, None, queries, keys, device=seen.device)
 
 
 def _ordered(queries: int, before: int, key: Tensor, causal: bool, order: Order | None) -> Tensor | None:

@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "making.train",
     "export": "making.export",
     "sample": "writing.sample",
+    "complete": "writing.complete",
     "infill": "writing.infill",
     "serve": "serving.serve",
     "score": "measuring.score",

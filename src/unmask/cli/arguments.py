@@ -59,11 +59,13 @@ def shared_model(folder: Path) -> Iterator[tuple[LanguageModel, bool]]:
 def model_digest(folder: Path) -> dict[str, str]:
     """What tells the model apart: its place, and the SHA-256 of its weights."""
     from unmask.release import model_folder
+    from unmask.release.weights import weight_files
 
-    digest = hashlib.sha256()
-    with (model_folder(folder) / "model.safetensors").open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    digest, place = hashlib.sha256(), model_folder(folder)
+    for name in weight_files(place):
+        with (place / name).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return {"folder": str(folder), "sha256": digest.hexdigest()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,7 +21,7 @@ Changes = Annotated[
     tyro.conf.UseAppendAction,
     tyro.conf.arg(name="set", metavar="FIELD=VALUE ..."),
 ]
-ObjectiveName = Literal["mdlm", "d3pm", "sedd", "ar"]
+ObjectiveName = Literal["mdlm", "d3pm", "sedd", "ar", "block"]
 
 
 def prepare(
@@ -32,11 +33,15 @@ def prepare(
     lines: bool = False,
     field: str = "text",
     column: str = "text",
+    prompt: str | None = None,
+    answer: str | None = None,
+    messages: str | None = None,
 ) -> None:
     """Turn text into a folder of token ids, which training maps into memory.
 
     For example:
       unmask prepare my_texts/ --tokenizer bpe:8192 --out corpora/mine
+      unmask prepare pairs.jsonl --prompt question --answer reply --out corpora/pairs
 
     Args:
         sources: Files or folders (text, .gz, .jsonl, .csv, .tsv, .parquet, FASTA), stdlib, or hub:NAME.
@@ -47,14 +52,23 @@ def prepare(
         lines: Every line of a text file is a document.
         field: The field of JSON lines that holds the text.
         column: The column of tables that holds the text.
+        prompt: A row is a pair; this column or field holds what is given.
+        answer: The column or field that holds what is to be learned.
+        messages: A row is a chat, a list of messages in this column or field; the last one is the answer.
     """
     from unmask.cli.progress import progress
+    from unmask.data.columns import AnyPairs, Chat, PromptAnswer
     from unmask.data.corpus import PrepareOptions
     from unmask.data.corpus import prepare as prepare_corpus
     from unmask.data.sources import SourceOptions, plain_size
 
     part = _shard(shard)
-    options = PrepareOptions(SourceOptions(lines, field, column), share, part)
+    if (prompt is None) != (answer is None) or (messages is not None and prompt is not None):
+        raise ValueError("pairs need --prompt and --answer, or --messages alone")
+    pairs: AnyPairs | None = None if messages is None else Chat(messages)
+    if prompt is not None and answer is not None:
+        pairs = PromptAnswer(prompt, answer)
+    options = PrepareOptions(SourceOptions(lines, field, column, pairs), share, part)
     size = plain_size(sources)
     total = size // part[1] if size is not None and part is not None else size
     with progress("preparing", total, "bytes") as report:
@@ -70,6 +84,8 @@ def train(
     objective: ObjectiveName | None = None,
     sources: tuple[str, ...] = (),
     tokenizer: str | None = None,
+    start: str | None = None,
+    low_rank: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -82,6 +98,8 @@ def train(
       unmask train stdlib-tiny --out runs/tiny
       unmask train stdlib-tiny --set training.optimizer=Muon training.optimizer.lr=0.002 --show
       unmask train runs/tiny/experiment.json --out runs/again --seed 1
+      unmask train finetune --start runs/demo --sources notes.txt --out runs/notes
+      unmask train answers --start runs/demo --sources pairs.jsonl --low-rank 8
       torchrun --nproc_per_node 2 -m unmask train stdlib-tiny --out runs/tiny
 
     A run that was killed goes on from its last checkpoint when the same command is given again. SIGTERM and
@@ -94,6 +112,9 @@ def train(
         objective: Another objective than the recipe's, with the attention that it needs.
         sources: Your own text instead of the recipe's.
         tokenizer: Another tokenizer than the recipe's.
+        start: A model to go on from: a folder or a name on the hub. Its network, tokenizer and (unless
+        another one is named) objective are taken.
+        low_rank: Learn only differences of so low a rank to the weights of --start.
         steps: Another number of steps.
         batch_size: Another global batch size.
         seed: Another seed.
@@ -104,11 +125,16 @@ def train(
     from unmask.cli.progress import progress
     from unmask.data.sources import plain_size
     from unmask.experiment import OBJECTIVES, carry_out, prepare_corpus
+    from unmask.training.lowrank import LowRank
     from unmask.world import world
 
     experiment = _experiment(recipe)
+    if start is not None:
+        experiment = replace(experiment, start=start, objective=load_model(Path(start)).objective)
     if objective is not None:
         experiment = experiment.with_objective(OBJECTIVES[objective])
+    if low_rank is not None:
+        experiment = replace(experiment, low_rank=LowRank(low_rank))
     flags = {
         "sources": sources or None,
         "tokenizer": tokenizer,

@@ -1,4 +1,4 @@
-"""Commands that write text: sample and infill."""
+"""Commands that write text: sample, complete and infill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from unmask.cli.arguments import Json, Model, Number, Text, print_json, shared_model
+from unmask.cli.arguments import Json, Model, Number, Text, Texts, print_json, shared_model
 
 if TYPE_CHECKING:
     from unmask.model import LanguageModel, Samples
@@ -22,11 +22,13 @@ SamplerName = Literal[
     "random-order",
     "confidence",
     "threshold",
+    "factor",
     "entropy-bounded",
     "remask",
 ]
 
 
+CacheName = Literal["none", "prefix", "dual"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -48,6 +50,14 @@ class Writing:
     """Row i is drawn with seed + i."""
     sampler: SamplerName = "default"
     """In which order holes are filled; the default is the plain one of the model's kind."""
+    threshold: float | None = None
+    """Of the sampler threshold: how probable a token must be to be written with others; 0.9 if not given."""
+    factor: float | None = None
+    """Of the sampler factor: the larger, the more tokens are written at once; 1 if not given."""
+    block: int | None = None
+    """Write from left to right in blocks of so many tokens, --steps each; block diffusion has its own."""
+    cache: CacheName = "none"
+    """What a block's steps do not read again: all before it (prefix), or all around it (dual)."""
     dtype: Dtype = "auto"
     """What the network computes with; auto takes bfloat16 for large models where it is measured faster."""
     watch: bool = False
@@ -65,7 +75,9 @@ class Writing:
         from unmask.diffusion.categorical import Choice
 
         choice = Choice(self.temperature, self.top_k, self.top_p)
-        chosen = lm.sampler(self.sampler, self.steps, choice)
+        named = {"threshold": self.threshold, "factor": self.factor}
+        options = {name: value for name, value in named.items() if value is not None}
+        chosen = lm.sampler(self.sampler, self.steps, choice, block=self.block, cache=self.cache, **options)
         longest = lm.denoise.max_length
         if (
             length is None
@@ -98,7 +110,7 @@ def sample(
       torchrun --nproc_per_node 2 -m unmask sample runs/demo --count 64
 
     Args:
-        model: A model folder, of ours or in the published MDLM layout.
+        model: A model folder, of ours or in a published layout, or a name on the hub.
         length: How many tokens each; the model's longest if not given.
         prompt: What each text begins with.
     """
@@ -106,6 +118,33 @@ def sample(
         sampler = writing.build(lm, length)
         dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, lm.blank(writing.n, length, prompt or ()), sampler, writing, as_json)
+    if speaks:
+        _show(samples, dtype, as_json)
+
+
+def complete(
+    model: Model,
+    prompts: Texts,
+    length: int = 64,
+    writing: Written = Writing(),  # noqa: B008
+    as_json: Json = False,
+) -> None:
+    """Go on from prompts, which may differ in length, up to the end of the text if the model knows one.
+
+    For example:
+      unmask complete runs/demo "import os" "def main(" --length 24
+      unmask complete GSAI-ML/LLaDA-8B-Base "The capital of" --block 32 --steps 32 --cache prefix
+
+    Args:
+        model: A model folder, of ours or in a published layout, or a name on the hub.
+        prompts: What to go on from; each is gone on from as if it were alone.
+        length: How many tokens to write at most.
+    """
+    with shared_model(model) as (lm, speaks):
+        sampler = writing.build(lm, None)
+        dtype = set_dtype(lm, writing.dtype)
+        asked = [prompt for prompt in prompts for _ in range(writing.n)]
+        samples = lm.complete(asked, length, sampler=sampler, seed=writing.seed)
     if speaks:
         _show(samples, dtype, as_json)
 
@@ -122,7 +161,7 @@ def infill(
       unmask infill runs/demo "Flat is <mask:2> nested."
 
     Args:
-        model: A model folder, of ours or in the published MDLM layout.
+        model: A model folder, of ours or in a published layout, or a name on the hub.
         template: Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes.
     """
     with shared_model(model) as (lm, speaks):
@@ -181,7 +220,7 @@ def _counted(frames: Iterator[Samples], mask: int, sampler: AnySampler, quiet: b
 
 
 def _show(samples: Samples, dtype: str, as_json: bool) -> None:
-    tokens = samples.tokens.tolist()
+    tokens = samples.ids
     texts = None if samples.tokenizer is None else samples.texts
     if as_json:
         calls = samples.network_calls

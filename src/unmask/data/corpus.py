@@ -2,6 +2,7 @@
 
 train-00000.bin ...   ids, uint16 or uint32, little-endian
 train.ends.bin        where each document ends, int64
+train.given.bin       of pairs: how many tokens of each document are its prompt, int64
 valid-00000.bin ...   the same, held out
 tokenizer.json
 manifest.json         written last
@@ -24,7 +25,7 @@ import numpy as np
 from unmask.data import folders
 from unmask.data.encoding import TOKENIZER, Progress, Request
 from unmask.data.manifest import MANIFEST, Manifest, PrepareOptions
-from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends
+from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends, join_given
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Corpus", "PrepareOptions", "Split", "is_corpus", "join", "outdated", "prepare"]
 
 _PART = re.compile(r"part-(\d+)-of-(\d+)")
-_OURS = re.compile(r"(train|valid)(-\d{5,}|\.ends)\.bin|tokenizer\.json|manifest\.json")
+_OURS = re.compile(r"(train|valid)(-\d{5,}|\.ends|\.given)\.bin|tokenizer\.json|manifest\.json")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Corpus:
         manifest = Manifest.read(path)
         itemsize = np.dtype(manifest.dtype).itemsize
         for split in manifest.splits:
-            split.ends.check(path, END_DTYPE.itemsize, contents=verify)
+            for numbers in split.by_document:
+                numbers.check(path, END_DTYPE.itemsize, contents=verify)
             for shard in split.shards:
                 shard.check(path, itemsize, contents=verify)
         return cls(path, manifest, _read_tokenizer(path, manifest))
@@ -62,7 +64,7 @@ class Corpus:
         """The tokenizer's ids and, after them, the mask."""
         from unmask.types import Vocab  # torch takes a second to import, and preparing does not need it
 
-        return Vocab(size=self.tokenizer.size + 1, mask=self.tokenizer.size)
+        return Vocab(size=self.tokenizer.size + 1, mask=self.tokenizer.size, end=self.separator)
 
     @property
     def separator(self) -> int | None:
@@ -275,16 +277,21 @@ def _difference(one: Manifest, other: Manifest) -> str:
 
 def _join_split(path: Path, name: str, parts: list[Corpus]) -> SplitRecord:
     splits = [part.splits[name] for part in parts]
-    ends = f"{name}.ends.bin"
+    ends, given = f"{name}.ends.bin", f"{name}.given.bin"
     with folders.replacing_file(path / ends) as file:
-        record = join_ends(splits, file, ends)
+        where = join_ends(splits, file, ends)
+    prompts = None
+    if splits[0].given is not None:  # so it is in all, whose options are the same
+        with folders.replacing_file(path / given) as file:
+            prompts = join_given(splits, file, given)
     return SplitRecord(
         name,
         tokens=sum(split.tokens for split in splits),
         documents=sum(split.documents for split in splits),
         text=sum((split.text for split in splits), TextSize()),
-        ends=record,
+        ends=where,
         shards=_joined_shards(parts, name),
+        given=prompts,
     )
 
 

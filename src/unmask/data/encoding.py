@@ -55,6 +55,8 @@ class Request:
             raise ValueError("a corpus needs at least one source, for instance stdlib")
         size = _bpe_size(tokenizer)
         known = None if size else named(tokenizer)
+        if options.source.pairs is not None and known is not None and known.separator is None:
+            raise ValueError(f"the tokenizer {tokenizer} has no id that ends a text, which pairs need")
         before = stamp(sources)
         what = identity(sources)
         records = tuple(SourceRecord(name, what[name]) for name in sources)
@@ -82,8 +84,9 @@ class Request:
         tokenizer = self.tokenizer or Tokenizer.train_bpe(self._sample(), self.bpe_size)
         (folder / TOKENIZER).write_bytes(tokenizer.to_json().encode())
         with ExitStack() as files:
-            train = SplitWriter(folder, TRAIN, tokenizer, files)
-            valid = SplitWriter(folder, VALID, tokenizer, files) if self.options.share else train
+            pairs = self.options.source.pairs is not None
+            train = SplitWriter(folder, TRAIN, tokenizer, files, pairs)
+            valid = SplitWriter(folder, VALID, tokenizer, files, pairs) if self.options.share else train
             _encode(self._placed(own=True), tokenizer, (train, valid), progress)
             splits = [writer.close() for writer in dict.fromkeys((train, valid))]
         names = [source.name for source in self.sources]
@@ -105,8 +108,8 @@ class Request:
     def _sample(self) -> Iterator[str]:
         """Texts to train a tokenizer on: the same for all shards, and nothing that is held out."""
         budget = min(MOST_SAMPLED, SAMPLED_PER_TOKEN * self.bpe_size)
-        training = (each.piece.text for each in self._placed(own=False) if not each.held_out)
-        return iter(sample(training, budget))
+        training = (each.piece for each in self._placed(own=False) if not each.held_out)
+        return iter(sample((text for piece in training for text in piece.parts), budget))
 
 
 def sample(texts: Iterable[str], budget: int) -> list[str]:
@@ -146,21 +149,31 @@ def _encode(
     before: Placed | None = None
     done = 0
     for batch in _batches(placed):
-        for each, ids in zip(batch, _ids(batch, tokenizer), strict=True):
-            writer = writers[each.held_out]
+        ids = _ids(batch, tokenizer)
+        for each in batch:
+            piece, writer = each.piece, writers[each.held_out]
             if not each.follows(before):
                 writer.end()
-            size = counts(each.piece.text, each.piece.ends)
-            writer.add(ids, *size)
-            if each.piece.ends:
+            *given, text = piece.parts
+            for prompt in given:
+                done += _write(prompt, False, next(ids), writer)
+                writer.end_prompt()
+            done += _write(text, piece.ends, next(ids), writer)
+            if piece.ends:
                 writer.add(separator)
                 writer.end()
             before = each
-            done += size[0]
         for writer in writers:
             writer.flush()
         if progress is not None:
             progress(done)
+
+
+def _write(text: str, ends: bool, ids: Ids, writer: SplitWriter) -> int:
+    """Add a text to its document; the bytes that it has."""
+    size = counts(text, ends)
+    writer.add(ids, *size)
+    return size[0]
 
 
 def _batches(placed: Iterable[Placed]) -> Iterator[list[Placed]]:
@@ -176,13 +189,14 @@ def _batches(placed: Iterable[Placed]) -> Iterator[list[Placed]]:
         yield batch
 
 
-def _ids(batch: list[Placed], tokenizer: Tokenizer) -> list[Ids]:
+def _ids(batch: list[Placed], tokenizer: Tokenizer) -> Iterator[Ids]:
+    """The ids of each part of each piece."""
     try:
-        return tokenizer.encode_array([each.piece.text for each in batch])
+        return iter(tokenizer.encode_array([text for each in batch for text in each.piece.parts]))
     except ValueError:
         for each in batch:  # slowly again, to say where it was
             try:
-                tokenizer.encode_array([each.piece.text])
+                tokenizer.encode_array(each.piece.parts)
             except ValueError as error:
                 raise ValueError(f"{each.piece.origin}: {error}") from None
         raise

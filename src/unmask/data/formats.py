@@ -1,4 +1,4 @@
-"""One open file to documents: text, lines, JSON lines, tables, FASTA, parquet.
+"""One open file to documents: text, lines, FASTA; and what these and tables share.
 
 Everything is streamed: a document comes in pieces, so memory does not grow with a file or a document
 (but for a JSON line or a table's cell, which must be read whole). What cannot be text is refused in one
@@ -8,11 +8,8 @@ sentence that names the file and the place in it.
 from __future__ import annotations
 
 import codecs
-import csv
 import importlib
-import json
 import re
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -34,11 +31,20 @@ _BEFORE_HEADER = re.compile(r"\n(?=[>;])")
 
 
 class Piece(NamedTuple):  # which is made three times as fast as a frozen dataclass, and there are billions
-    """Part of a document, the last one if `ends`; `origin` says which, for people."""
+    """Part of a document, the last one if `ends`; `origin` says which, for people.
+
+    A pair of a prompt and its answer is one piece, whose first `given` characters are the prompt.
+    """
 
     text: str
     ends: bool
     origin: str
+    given: int = 0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is encoded each for itself: the text, or a prompt and its answer."""
+        return (self.text[: self.given], self.text[self.given :]) if self.given else (self.text,)
 
 
 def whole(handle: BinaryIO, origin: str) -> Iterator[Piece]:
@@ -48,75 +54,15 @@ def whole(handle: BinaryIO, origin: str) -> Iterator[Piece]:
 
 def lines(handle: BinaryIO, origin: str) -> Iterator[Piece]:
     """One document a line; blank lines are none."""
-    for number, line in _lines(handle, origin):
+    for number, line in numbered_lines(handle, origin):
         if line.strip():
             yield from document(line, f"{origin} line {number}")
-
-
-def json_lines(handle: BinaryIO, origin: str, field: str) -> Iterator[Piece]:
-    """One document a line: the string in `field` of a JSON object."""
-    for number, line in _lines(handle, origin):
-        if line.strip():
-            where = f"{origin} line {number}"
-            yield from document(_json_text(line, where, field), where)
-
-
-def table(handle: BinaryIO, origin: str, column: str, dialect: dict[str, Any]) -> Iterator[Piece]:
-    """One document a row, in the column that the header names so; a number counts from 1, without header."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the library refuses texts of more than 128 kB
-    rows = csv.reader((f"{line}\n" for _, line in _lines(handle, origin)), **dialect)
-    index: int | None = int(column) - 1 if column.isdecimal() else None
-    if index is not None and index < 0:
-        raise ValueError(f"columns are counted from 1; got {column} for {origin}")
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise ValueError(f"{origin} line {rows.line_num} is not a row of a table: {error}") from None
-        if row is None:
-            return
-        where = f"{origin} line {rows.line_num}"
-        if index is None:
-            index = _header(row, column, origin)
-        elif row:
-            if index >= len(row):
-                raise ValueError(f"{where} has {len(row)} columns and so no column {index + 1}")
-            yield from document(row[index], where)
-
-
-def comma_separated(handle: BinaryIO, origin: str, column: str) -> Iterator[Piece]:
-    """A table with commas and quotes."""
-    return table(handle, origin, column, {"strict": True})
-
-
-def tab_separated(handle: BinaryIO, origin: str, column: str) -> Iterator[Piece]:
-    """A table with tabs, where a quote is only a quote, as data sets have it."""
-    return table(handle, origin, column, {"delimiter": "\t", "quoting": csv.QUOTE_NONE})
 
 
 def fasta(handle: BinaryIO, origin: str) -> Iterator[Piece]:
     """One document a record: the sequence in upper case, without its header."""
     for header, group in groupby(_sequences(handle, origin), key=itemgetter(0)):
         yield from pieces((bases for _, bases in group), f"{origin} record of line {header}")
-
-
-def parquet(handle: BinaryIO, origin: str, column: str) -> Iterator[Piece]:
-    """One document a row, in the column with that name; rows without a value are none."""
-    arrow: Any = extra("pyarrow", "parquet")
-    file: Any = extra("pyarrow.parquet", "parquet")
-    try:
-        opened = file.ParquetFile(handle, pre_buffer=False)  # which would hold a whole row group in memory
-        known = opened.schema_arrow.names
-        if column not in known:
-            raise ValueError(f"{origin} has no column {column!r}; it has {listed(known)}")
-        number = 0
-        for batch in opened.iter_batches(batch_size=256, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                number += 1
-                where = f"{origin} row {number}"
-                yield from document(text_of(value, where, column), where)
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"{origin} is not a parquet file that can be read: {first_line(error)}") from None
 
 
 def document(text: str, origin: str) -> Iterable[Piece]:
@@ -149,6 +95,22 @@ def cut(text: str, near: int, within: int) -> int:
             if found:
                 return found[0].end()
     return near
+
+
+def numbered_lines(handle: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines without their ends; only a newline, or carriage return and newline, ends a line."""
+    number = 0
+    unfinished: list[str] = []
+    for text in _decoded(handle, origin):
+        first, *others = text.split("\n")
+        unfinished.append(first)
+        for line in others:
+            number += 1
+            yield number, "".join(unfinished).removesuffix("\r")
+            unfinished = [line]
+    last = "".join(unfinished)
+    if last:
+        yield number + 1, last
 
 
 def extra(module: str, name: str) -> Any:
@@ -210,27 +172,6 @@ def _sequences(handle: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
             in_header = in_header and not new_line
 
 
-def _json_text(line: str, where: str, field: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where} must hold a JSON object; got {type(record).__name__}")
-    if field not in record:
-        raise ValueError(f"{where} has no field {field!r}; it has {listed(record)}")
-    return text_of(record[field], where, field)
-
-
-def _header(row: list[str], column: str, origin: str) -> int:
-    if column not in row:
-        raise ValueError(
-            f"{origin} has no column {column!r}; its first line has {listed(row)}"
-            " (for a file without a header, give the column's number)"
-        )
-    return row.index(column)
-
-
 def _decoded(handle: BinaryIO, origin: str) -> Iterator[str]:
     """The text of a UTF-8 file, without its byte order mark."""
     offset, rest, final = 0, b"", False
@@ -256,19 +197,3 @@ def _not_text(origin: str, offset: int, byte: int) -> str:
     if byte == 0:
         return f"{origin} is not text: it has a NUL byte at offset {offset}"
     return f"{origin} is not UTF-8: byte 0x{byte:02x} at offset {offset} does not belong there"
-
-
-def _lines(handle: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; only a newline, or carriage return and newline, ends a line."""
-    number = 0
-    unfinished: list[str] = []
-    for text in _decoded(handle, origin):
-        first, *others = text.split("\n")
-        unfinished.append(first)
-        for line in others:
-            number += 1
-            yield number, "".join(unfinished).removesuffix("\r")
-            unfinished = [line]
-    last = "".join(unfinished)
-    if last:
-        yield number + 1, last

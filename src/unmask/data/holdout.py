@@ -38,7 +38,7 @@ def place(pieces: Iterable[Piece], share: float) -> Iterator[Placed]:
     """Every piece with its split: about `share` of the text is held out, evenly from the whole corpus.
 
     If that gives less than half of what is due, the end of the corpus is held out too, so that any corpus
-    of a few words has both splits. Not more than half of it is ever due.
+    of a few words, or of two pairs, has both splits. Not more than half of it is ever due.
     """
     held: deque[Placed] = deque()
     waiting = total = held_out = document = 0
@@ -51,7 +51,7 @@ def place(pieces: Iterable[Piece], share: float) -> Iterator[Placed]:
         waiting += size
         held_out += size * placed.held_out
         held.append(placed)
-        while waiting - len(held[0].piece.text) >= HELD_BACK:
+        while len(held) > 2 and waiting - len(held[0].piece.text) >= HELD_BACK:
             waiting -= len(held[0].piece.text)
             yield held.popleft()
     due = min(max(int(share * total), LEAST), total // 2) if share else 0
@@ -62,15 +62,18 @@ def place(pieces: Iterable[Piece], share: float) -> Iterator[Placed]:
 
 
 def _hold_out_end(placed: list[Placed], due: int, most: int) -> list[Placed]:
-    """Hold out `due` more characters from the end, in whole pieces if that is not too much."""
+    """Hold out `due` more characters from the end, in whole pieces if that is not too much.
+
+    A pair is never cut; one that is more than the `most` that may be held out is passed over.
+    """
     for i in reversed(range(len(placed))):
         if due <= 0:
             break
         piece, held_out, document = placed[i]
         size = len(piece.text)
-        if held_out:
+        if held_out or (piece.given and size > most):
             continue
-        if size > due and size > min(most, 2 * due):
+        if not piece.given and size > due and size > min(most, 2 * due):
             stop = cut(piece.text, size - due, due // 2)
             kept = Placed(Piece(piece.text[:stop], False, piece.origin), False, document)
             placed[i : i + 1] = [kept, Placed(piece._replace(text=piece.text[stop:]), True, document)]

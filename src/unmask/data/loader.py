@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unmask.data.pairing import AnyEnd, CutPairs, EndOfText, Padding, PairRows
 from unmask.types import Batch
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -61,7 +62,23 @@ class PerDocument:
         _check_length(self.length)
 
 
-Layout: TypeAlias = Wrapped | PerDocument
+@dataclass(frozen=True)
+class Pairs:
+    """One pair a row of at most `length` tokens: the prompt is frozen, the answer and its end are learned.
+
+    All rows of a step are as wide as its longest pair, rounded up, on whatever rank they are; `end` says what
+    the rest of a shorter one is. `PairRows` says what is kept of a pair that is too long, and `Loader.cut`
+    how many there are.
+    """
+
+    length: int = 1024
+    end: AnyEnd = EndOfText()
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+
+
+Layout: TypeAlias = Wrapped | PerDocument | Pairs
 
 
 @dataclass(frozen=True)
@@ -82,10 +99,14 @@ class Loader:
                 f"a corpus of {self.stream.tokens} tokens is shorter than one window of {length};"
                 " choose a shorter length or more text"
             )
+        if isinstance(self.layout, Pairs):
+            len(self._pairs)  # which a corpus of other documents refuses
 
     @property
     def rows(self) -> int:
         """Rows in an epoch."""
+        if isinstance(self.layout, Pairs):
+            return len(self._pairs)
         if isinstance(self.layout, PerDocument):
             return int(self._parts[-1])
         return max(1, self.stream.tokens // self.layout.length - 1)
@@ -93,35 +114,59 @@ class Loader:
     def batch(self, step: int, first: int = 0, count: int | None = None) -> Batch:
         """Rows first, ..., first + count - 1 of the step's global batch (all of it, if not told)."""
         count = self.batch_size - first if count is None else count
+        row, epoch = self._drawn(step, first, count)
+        if not isinstance(self.layout, Pairs):
+            return self._read(*self._spans(row, epoch), first)
+        total = max(self.batch_size, first + count)
+        everyone, _ = self._drawn(step, 0, total)
+        width = self._pairs.width(self._pairs.spans(everyone))
+        return self._pairs.batch(self._pairs.spans(row), width, self.layout.end, first, total)
+
+    def _drawn(self, step: int, first: int, count: int) -> tuple[Numbers, Numbers]:
+        """Which rows these of the step are, and in which epoch."""
         number = step * self.batch_size + first + np.arange(count, dtype=np.int64)
         epoch, place = number // self.rows, number % self.rows
         row = np.empty_like(place)
         for e in np.unique(epoch).tolist():
             row[epoch == e] = permuted(place[epoch == e], self.rows, _key(self.seed, e))
-        return self._read(*self._spans(row, epoch), first)
+        return row, epoch
+
+    @property
+    def cut(self) -> CutPairs | None:
+        """How many pairs are too long for the layout; None where it is not one of pairs."""
+        return self._pairs.cut() if isinstance(self.layout, Pairs) else None
 
     @property
     def rows_in_order(self) -> int:
         """Rows of the text as it stands, its tail included."""
-        if isinstance(self.layout, PerDocument):
+        if isinstance(self.layout, PerDocument | Pairs):
             return self.rows
         return -(-self.stream.tokens // self.layout.length)
 
     def in_order(self, first: int, count: int, of: int | None = None) -> Batch:
         """Rows first, first + 1, ... of the text as it stands, each token once: for evaluation.
 
-        With `of`, they are numbered among so many rows that lie evenly over the text.
+        With `of`, they are numbered among so many rows that lie evenly over the text. Of pairs, only the
+        answer and the id that ends it count here, whatever the layout's `end`: nats do not depend on what
+        stands beside them.
         """
-        return self._read(*self.spans_in_order(first, count, of), 0)
+        if not isinstance(self.layout, Pairs):
+            return self._read(*self.spans_in_order(first, count, of), 0)
+        spans = self._pairs.spans(self._numbers_in_order(first, count, of))
+        total = max(self.batch_size, len(spans.start))
+        return self._pairs.batch(spans, self._pairs.width(spans), Padding(), 0, total)
 
     def spans_in_order(self, first: int, count: int, of: int | None = None) -> tuple[Numbers, Numbers]:
         """Where the rows of `in_order` begin and end in the stream."""
-        of = self.rows_in_order if of is None else of
-        row = np.arange(first, min(first + count, of), dtype=np.int64) * self.rows_in_order // of
-        if isinstance(self.layout, PerDocument):
+        row = self._numbers_in_order(first, count, of)
+        if isinstance(self.layout, PerDocument | Pairs):
             return self._spans(row, np.zeros_like(row))
         start = row * self.layout.length
         return start, np.minimum(start + self.layout.length, self.stream.tokens)
+
+    def _numbers_in_order(self, first: int, count: int, of: int | None) -> Numbers:
+        of = self.rows_in_order if of is None else of
+        return np.arange(first, min(first + count, of), dtype=np.int64) * self.rows_in_order // of
 
     def _read(self, start: Numbers, stop: Numbers, first: int) -> Batch:
         length = self.layout.length
@@ -145,6 +190,9 @@ class Loader:
     def _spans(self, row: Numbers, epoch: Numbers) -> tuple[Numbers, Numbers]:
         """Where the rows begin and end in the stream."""
         length = self.layout.length
+        if isinstance(self.layout, Pairs):
+            spans = self._pairs.spans(row)
+            return spans.start, spans.stop
         if isinstance(self.layout, Wrapped):
             slack = min(length, self.stream.tokens - self.rows * length + 1)
             shift = np.array([_key(self.seed + 1, e) % slack for e in epoch.tolist()], dtype=np.int64)
@@ -154,6 +202,10 @@ class Loader:
         begins = np.concatenate([[0], self.stream.ends])[document]
         start = begins + (row - before) * length
         return start, np.minimum(start + length, self.stream.ends[document])
+
+    @cached_property
+    def _pairs(self) -> PairRows:
+        return PairRows(self.stream, self.layout.length)
 
     @cached_property
     def _parts(self) -> Numbers:

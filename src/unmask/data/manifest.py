@@ -80,7 +80,7 @@ class Manifest:
         """The SHA-256 of what a reader gets: tokenizer and ids, and not where they came from."""
         contents: list[object] = [self.format, self.dtype, self.tokenizer.digest, self.tokenizer.separator]
         for split in self.splits:
-            files = [[record.count, record.sha256] for record in (split.ends, *split.shards)]
+            files = [[record.count, record.sha256] for record in (*split.by_document, *split.shards)]
             contents += [split.name, split.text.bytes, files]
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 

@@ -58,7 +58,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """What the manifest knows of a split; `text` is the size of its text, without separators."""
+    """What the manifest knows of a split; `text` is the size of its text, without separators.
+
+    `given`: how many tokens of each document are its prompt, in a corpus of pairs.
+    """
 
     name: str
     tokens: int
@@ -66,10 +69,17 @@ class SplitRecord:
     text: TextSize
     ends: FileRecord
     shards: tuple[FileRecord, ...]
+    given: FileRecord | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens != sum(shard.count for shard in self.shards) or self.documents != self.ends.count:
+        documents = {record.count for record in self.by_document}
+        if self.tokens != sum(shard.count for shard in self.shards) or documents != {self.documents}:
             raise ValueError(f"the counts of the split {self.name!r} contradict each other; prepare it again")
+
+    @property
+    def by_document(self) -> tuple[FileRecord, ...]:
+        """The files with a number for each document."""
+        return (self.ends,) if self.given is None else (self.ends, self.given)
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,12 @@ class Split:
     def ends(self) -> Numbers:
         """Where each document ends (exclusive), its separator included."""
         return _mapped(self.folder / self.record.ends.file, END_DTYPE, self.record.ends)
+
+    @property
+    def given(self) -> Numbers | None:
+        """How many tokens of each document are its prompt; None where documents are no pairs."""
+        record = self.record.given
+        return None if record is None else _mapped(self.folder / record.file, END_DTYPE, record)
 
     def read(self, start: int, stop: int) -> Numbers:
         """The ids at start, ..., stop - 1."""
@@ -133,17 +149,24 @@ def _mapped(path: Path, dtype: np.dtype[Any], record: FileRecord) -> NDArray[Any
 
 
 class SplitWriter:
-    """Writes a split's files into a folder, in one pass; `files` closes them if it is not finished."""
+    """Writes a split's files into a folder, in one pass; `files` closes them if it is not finished.
 
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, files: ExitStack) -> None:
+    Of `pairs`, it is kept how much of each document is given.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, tokenizer: Tokenizer, files: ExitStack, pairs: bool = False
+    ) -> None:
         self._folder, self._name, self._files = folder, name, files
         self._mask, self._dtype = tokenizer.size, tokenizer.dtype.newbyteorder("<")
         self._new_ids: list[Ids] = []
         self._new_ends: list[int] = []
+        self._new_given: list[int] = []
         self._shard: _NumberFile | None = None
         self._shards: list[FileRecord] = []
         self._ends = _NumberFile(folder / f"{name}.ends.bin", files)
-        self._tokens = self._last_end = 0
+        self._given = _NumberFile(folder / f"{name}.given.bin", files) if pairs else None
+        self._tokens = self._last_end = self._border = 0
         self._bytes = self._characters = self._words = 0
 
     def add(self, ids: Ids, size: int = 0, characters: int = 0, words: int = 0) -> None:
@@ -154,10 +177,15 @@ class SplitWriter:
         self._characters += characters
         self._words += words
 
+    def end_prompt(self) -> None:
+        """What was added of the document so far is given."""
+        self._border = self._tokens
+
     def end(self) -> None:
         """The document ends here, if there is one."""
         if self._tokens > self._last_end:
             self._new_ends.append(self._tokens)
+            self._new_given.append(max(0, self._border - self._last_end))
             self._last_end = self._tokens
 
     def flush(self) -> None:
@@ -165,7 +193,9 @@ class SplitWriter:
         if self._new_ids:
             self._write(np.concatenate(self._new_ids))
         self._ends.write(np.array(self._new_ends, END_DTYPE))
-        self._new_ids, self._new_ends = [], []
+        if self._given is not None:
+            self._given.write(np.array(self._new_given, END_DTYPE))
+        self._new_ids, self._new_ends, self._new_given = [], [], []
 
     def close(self) -> SplitRecord:
         """End the last document and say what was written."""
@@ -174,8 +204,9 @@ class SplitWriter:
         if self._shard is not None:
             self._shards.append(self._shard.close())
         ends = self._ends.close()
+        given = None if self._given is None else self._given.close()
         text = TextSize(self._bytes, self._characters, self._words)
-        return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._shards))
+        return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._shards), given)
 
     def _write(self, ids: Ids) -> None:
         if len(ids) and int(ids.max()) >= self._mask:
@@ -218,12 +249,21 @@ class _NumberFile:
 
 def join_ends(splits: Sequence[Split], path: Path, name: str) -> FileRecord:
     """Write where the documents end if the splits follow on one another; `name` is what the file will be."""
+    starts = np.cumsum([0, *(split.tokens for split in splits)]).tolist()
+    return _joined([(split.ends, start) for split, start in zip(splits, starts, strict=False)], path, name)
+
+
+def join_given(splits: Sequence[Split], path: Path, name: str) -> FileRecord:
+    """Write how much of each document is given if the splits, all of pairs, follow on one another."""
+    return _joined([(split.given, 0) for split in splits if split.given is not None], path, name)
+
+
+def _joined(parts: Sequence[tuple[Numbers, int]], path: Path, name: str) -> FileRecord:
+    """Write the numbers of all parts, each with something added to it."""
     with ExitStack() as files:
         joined = _NumberFile(path, files)
-        before = 0
-        for split in splits:
-            for start in range(0, split.documents, ENDS_AT_A_TIME):
-                joined.write(split.ends[start : start + ENDS_AT_A_TIME] + before)
-            before += split.tokens
+        for numbers, more in parts:
+            for start in range(0, len(numbers), ENDS_AT_A_TIME):
+                joined.write(numbers[start : start + ENDS_AT_A_TIME] + more)
         written = joined.close()
     return FileRecord(name, written.count, written.sha256)

@@ -23,14 +23,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 
 from unmask.data import formats
+from unmask.data.columns import AnyPairs, OneText, RowReading, documents_of
 from unmask.data.formats import Piece
+from unmask.data.tables import TABLES, json_lines
 
 __all__ = ["Piece", "SourceOptions", "documents", "identity", "plain_size", "stamp"]
 
 STDLIB, HUB = "stdlib", "hub:"
+FASTA = (".fa", ".fasta", ".fna")
 
 Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Piece]]
 
@@ -45,22 +48,27 @@ class SourceOptions:
     """The field of JSON lines that holds the text."""
     column: str = "text"
     """The column of csv, tsv, parquet and hub tables: its name; in csv and tsv without header, its number."""
+    pairs: AnyPairs | None = None
+    """A row is a prompt and an answer, found in these columns in place of `field` or `column`."""
 
     def readers(self) -> dict[str, Reader]:
         """How a file with a suffix is read; other files are text."""
-        json_lines = partial(formats.json_lines, field=self.field)
-        return {
-            ".jsonl": json_lines,
-            ".ndjson": json_lines,
-            ".csv": partial(formats.comma_separated, column=self.column),
-            ".tsv": partial(formats.tab_separated, column=self.column),
-            ".parquet": partial(formats.parquet, column=self.column),
-            **dict.fromkeys((".fa", ".fasta", ".fna"), formats.fasta),
+        fields = self.pairs or OneText(self.field)
+        tables = {
+            suffix: partial(documents_of, table=table, reading=fields if table is json_lines else self.row)
+            for suffix, table in TABLES.items()
         }
+        return {**tables, **dict.fromkeys(FASTA, _no_pairs if self.pairs else formats.fasta)}
 
     def reader(self, suffix: str) -> Reader:
         """How a file with this suffix is read."""
-        return self.readers().get(suffix, formats.lines if self.lines else formats.whole)
+        text = formats.lines if self.lines else formats.whole
+        return self.readers().get(suffix, _no_pairs if self.pairs else text)
+
+    @property
+    def row(self) -> RowReading:
+        """What a row of a table is."""
+        return self.pairs or OneText(self.column)
 
 
 def documents(names: Sequence[str], options: SourceOptions) -> Iterator[Piece]:
@@ -147,6 +155,8 @@ class _Stdlib:
     built = ("config-", "_sysconfigdata")  # other on every machine
 
     def documents(self, options: SourceOptions) -> Iterator[Piece]:
+        if options.pairs is not None:
+            _refuse_pairs(STDLIB)
         root = self.root()
         for file in self.files():
             try:
@@ -187,10 +197,10 @@ class _Hub:
     def documents(self, options: SourceOptions) -> Iterator[Piece]:
         for number, row in enumerate(self._rows(), start=1):
             where = f"{self.name} {self.split} row {number}"
-            if options.column not in row:
-                raise ValueError(f"{where} has no column {options.column!r}; it has {formats.listed(row)}")
-            text = formats.text_of(row[options.column], where, options.column)
-            yield from formats.document(text, where)
+            for column in options.row.columns:
+                if column not in row:
+                    raise ValueError(f"{where} has no column {column!r}; it has {formats.listed(row)}")
+            yield from options.row.pieces([row[column] for column in options.row.columns], where)
 
     def identity(self) -> str:
         return f"hub {self.name} config:{self.config} split:{self.split} fingerprint:{self._fingerprint()}"
@@ -223,6 +233,16 @@ class _Hub:
             raise ValueError(
                 f"the data set {self.name} cannot be loaded: {formats.first_line(error)}"
             ) from None
+
+
+def _no_pairs(_handle: BinaryIO, origin: str) -> Iterator[Piece]:
+    _refuse_pairs(origin)
+
+
+def _refuse_pairs(origin: str) -> NoReturn:
+    raise ValueError(
+        f"{origin} has no columns to take pairs from; pairs come from {', '.join(TABLES)} and {HUB}NAME"
+    )
 
 
 def _source(name: str) -> _Files | _Stdlib | _Hub:

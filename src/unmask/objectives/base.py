@@ -99,10 +99,14 @@ class MaskedObjective(Objective):
         return continuous_moment(self.schedule, u)
 
     def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
+        return self.timed_nll(denoise, batch, generator)[0]
+
+    def timed_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """`token_nll`, and the times that were drawn, [B, 1] or [B, L]."""
         u, importance, noise = draw_noise(denoise, batch, self.times, generator)
         moment, noise = self.drawn(denoise, u, noise, batch.counted)
         z = corrupt(Masking(self.schedule), batch, moment.alpha, noise, denoise.vocab)
-        return self.charge(denoise, batch, z, moment, importance)
+        return self.charge(denoise, batch, z, moment, importance), moment.t
 
     def drawn(self, denoise: Denoise, u: Tensor, noise: Tensor, counted: Tensor) -> tuple[Moment, Tensor]:
         """The moments that u [B, 1] stands for, and the noise [B, L] as it is to be compared with alpha."""

@@ -50,7 +50,7 @@ class BlockDiffusion(MaskedObjective):
     def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
-    def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
+    def timed_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         rows, length = batch.tokens.shape
         blocks = -(-length // self.block)
 
@@ -67,9 +67,8 @@ class BlockDiffusion(MaskedObjective):
         assert moment.jump is None
         t, alpha, weight = (by_token(values) for values in (moment.t, moment.alpha, moment.weight))
         z = corrupt(Masking(self.schedule), batch, alpha, by_token(noise), denoise.vocab)
-        return self.charge(
-            denoise, batch, z, Moment(t, alpha, None, weight), by_token(importance.view(-1, 1))
-        )
+        moment = Moment(t, alpha, None, weight)
+        return self.charge(denoise, batch, z, moment, by_token(importance.view(-1, 1))), t
 
     def asked(
         self, denoise: Denoise, batch: Batch, z: Tensor, t: Tensor, rows: Tensor, price: Each

@@ -56,9 +56,9 @@ class MDLM(MaskedObjective):
     def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         return subs(logits, vocab) if self.zero_masking else absorbing(logits, alpha, vocab)
 
-    def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
-        nats = super().token_nll(denoise, batch, generator)
-        return nats if self.carry_over else nats + self._copying(denoise, batch, generator)
+    def timed_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        nats, t = super().timed_nll(denoise, batch, generator)
+        return (nats if self.carry_over else nats + self._copying(denoise, batch, generator)), t
 
     def _copying(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
         """-log x_theta(x | z_0) on the visible tokens of z_0."""

@@ -26,17 +26,15 @@ class Reading:
     each: Each
 
     def __call__(self, logits: Tensor, part: slice) -> Tensor:
-        if self.objective.softmax and not logits.requires_grad:
-            return self.each(self._softmax(logits), part)
-        return self.each(self.objective.read(logits, self.alpha[part], self.vocab), part)
+        return self.each(log_x(self.objective, logits, self.alpha[part], self.vocab), part)
 
     def priced(self, logits: Tensor, part: slice) -> Priced:
         """d(-log softmax(y)[x])/dy = softmax(y) - onehot(x); anything else is left to autograd."""
         if self.objective.softmax and isinstance(self.each, Surprise):
             x, weight = self.each.x[part, None], self.each.weight[part]
-            log_x = self._softmax(logits)
-            nats = -log_x.gather(-1, x)[:, 0]
-            slope = log_x.exp_()
+            lines = _softmax(logits, self.vocab)
+            nats = -lines.gather(-1, x)[:, 0]
+            slope = lines.exp_()
             slope.scatter_add_(-1, x, torch.full_like(x, -1, dtype=slope.dtype))
             scale = weight.to(nats)
             return Priced(scale * nats, slope.to(logits.dtype), scale)
@@ -46,8 +44,16 @@ class Reading:
         (slope,) = torch.autograd.grad(said, leaf, torch.ones_like(said))
         return Priced(said.detach(), slope, torch.ones_like(said))
 
-    def _softmax(self, logits: Tensor) -> LogX:
-        """`subs`, written over the logits."""
-        wide = precise(logits)
-        wide[:, self.vocab.mask] = -torch.inf
-        return torch.log_softmax(wide, -1, out=wide)
+
+def log_x(objective: Objective, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    """What the objective reads from logits that nobody else needs: written over them, where it can be."""
+    if objective.softmax and not logits.requires_grad:
+        return _softmax(logits, vocab)
+    return objective.read(logits, alpha, vocab)
+
+
+def _softmax(logits: Tensor, vocab: Vocab) -> LogX:
+    """`subs`, written over the logits."""
+    wide = precise(logits)
+    wide[:, vocab.mask] = -torch.inf
+    return torch.log_softmax(wide, -1, out=wide)

@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 from tokenizers import models
 
+from unmask.backbones import AnyBackbone
+from unmask.backbones.dit import DiTConfig
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
 from unmask.model import LanguageModel
@@ -102,12 +104,19 @@ def _properties(model: LanguageModel) -> list[tuple[str, str]]:
         ]
     return [
         *rows,
-        ("network", f"{backbone.depth} layers of width {backbone.width} with {backbone.heads} heads"),
+        ("network", _network(backbone)),
         ("parameters", f"{parameters:,}"),
         ("vocabulary", f"{vocab.size:,} ids; the mask is {vocab.mask}"),
         ("tokenizer", _tokenizer(model.tokenizer)),
         ("longest text", "no limit" if denoise.max_length is None else f"{denoise.max_length:,} tokens"),
     ]
+
+
+def _network(backbone: AnyBackbone) -> str:
+    if isinstance(backbone, DiTConfig):
+        return f"{backbone.depth} layers of width {backbone.width} with {backbone.heads} heads"
+    opened = "" if backbone.opened is None else f", opened by {backbone.opened:g}"
+    return f"{backbone.stated['model_type']} of the transformers library{opened}"
 
 
 def _tokenizer(tokenizer: Tokenizer | None) -> str:

@@ -13,7 +13,7 @@ from unmask.backbones.dit import DiTConfig, Llama
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
-from unmask.release.layout import flag, index, integer, number, only
+from unmask.release.layout import flag, index, integer, number, only, own
 from unmask.release.llama import Names, check_plain, fused, split
 from unmask.types import Vocab
 
@@ -76,7 +76,7 @@ def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A shifted network of Llama blocks in the published layout: the inverse of `read`, exactly."""
     llama = check_plain(model, "Dream", bias=True, shifted=True)
     config = model.denoise.config
-    backbone, vocab = config.backbone, config.vocab
+    backbone, vocab = own(config.backbone), config.vocab
     return {
         "model_type": MODEL_TYPE,
         "architectures": ["DreamModel"],
@@ -100,4 +100,6 @@ def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def writes(model: LanguageModel) -> bool:
     """Whether this is the layout of such a model."""
     backbone = model.denoise.config.backbone
+    if not isinstance(backbone, DiTConfig):
+        return False
     return backbone.llama is not None and backbone.shifted and isinstance(model.objective, MDLM)

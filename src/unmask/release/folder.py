@@ -14,16 +14,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.config import from_json, to_json
 from unmask.data.folders import exclusive, replacing
 from unmask.data.tokenizer import Tokenizer
 from unmask.model import Denoiser, LanguageModel, ModelConfig
-from unmask.release import bd3lm, dream, llada, mdlm
+from unmask.release import bd3lm, dream, huggingface, llada, mdlm
 from unmask.release.card import Facts, card
+from unmask.release.hub import fetched
+from unmask.release.weights import read_weights
 
 FORMAT = "unmask-1"
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
@@ -32,20 +33,35 @@ CARD = "README.md"
 LAYOUTS = (bd3lm, llada, dream, mdlm)
 """Published layouts: each a module that can `read` and `write` them, and says whether it `writes` a model."""
 
-OURS = {CONFIG, WEIGHTS, TOKENIZER, MANIFEST, CARD}
+GPT2 = 50_257
+"""Tokens of GPT-2's vocabulary."""
+
+OURS = {CONFIG, WEIGHTS, TOKENIZER, huggingface.TOKENIZER_CONFIG, MANIFEST, CARD}
 
 
-def load(folder: str | os.PathLike[str]) -> LanguageModel:
+def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> LanguageModel:
     """Read a model folder of ours or in a published layout (MDLM, BD3LM, LLaDA, Dream), ready to use.
 
-    Without a `tokenizer.json`, the model takes and gives ids. The folder of a finished run will do.
+    Folders of the transformers library (masked LMs; causal LMs, whose attention is opened) and GGUF files are
+    read too.
+
+    A name on the hub will do, as in `kuleshov-group/mdlm-owt`, and so will the folder of a finished run. The
+    `tokenizer` is the one that is given, the folder's own, or that of GPT-2 if the model is from the hub
+    and its vocabulary is; without any, the model takes and gives ids.
     """
     path = model_folder(folder)
+    packed = huggingface.gguf_file(path)
+    if packed is not None:
+        return huggingface.load_gguf(packed, tokenizer)
     if not path.is_dir():
-        raise ValueError(f"{path} is not a folder; a model folder holds {CONFIG} and {WEIGHTS}")
+        raise ValueError(
+            f"{path} is not a folder, nor a name on the hub; a model folder holds {CONFIG} and {WEIGHTS}"
+        )
     _verify(path)
     config = _read_json(path / CONFIG)
-    weights = _read_weights(path / WEIGHTS)
+    if _is_foreign(config):
+        return huggingface.load(path, config, tokenizer)
+    weights = read_weights(path)
     if config.get("format") == FORMAT:
         stated = {key: value for key, value in config.items() if key != "format"}
         model_config: ModelConfig = from_json(ModelConfig, stated, str(path / CONFIG))
@@ -56,8 +72,18 @@ def load(folder: str | os.PathLike[str]) -> LanguageModel:
     except (RuntimeError, MemoryError):
         raise ValueError(f"{path / CONFIG} asks for a network that does not fit into memory") from None
     _fit(denoise, weights, path)
-    tokenizer = Tokenizer.from_file(path / TOKENIZER) if (path / TOKENIZER).exists() else None
+    if tokenizer is None and (path / TOKENIZER).exists():
+        tokenizer = Tokenizer.from_file(path / TOKENIZER)
+    elif tokenizer is None and not Path(folder).exists() and denoise.vocab.size == GPT2 + 1:
+        tokenizer = Tokenizer.from_hub("gpt2")  # which the authors of MDLM and BD3LM leave to be fetched
     return LanguageModel(denoise.eval(), tokenizer)
+
+
+def _is_foreign(config: dict[str, Any]) -> bool:
+    """Whether it is neither ours nor in a layout of diffusion models, but one that transformers knows."""
+    known = {each.MODEL_TYPE for each in LAYOUTS}
+    kind = config.get("model_type")
+    return "format" not in config and kind is not None and kind not in known and huggingface.reads(config)
 
 
 def _layout(config: dict[str, Any], path: Path) -> Any:
@@ -74,8 +100,8 @@ def _layout(config: dict[str, Any], path: Path) -> Any:
 
 
 def model_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder itself, or the model in it if it is a run's."""
-    path = Path(folder)
+    """The folder itself, the model in it if it is a run's, or that of a model on the hub."""
+    path = fetched(folder)
     if (path / "experiment.json").exists() and not (path / "model").exists() and not (path / CONFIG).exists():
         raise ValueError(
             f"{path} is a run that has no model yet; `unmask export {path} OUT` writes one from its newest"
@@ -99,6 +125,8 @@ def save(
     the model was trained, for its card. `overwrite` keeps a card that was edited by hand as it is; delete
     that card first to get a new one.
     """
+    if any(".parametrizations." in name for name, _ in model.denoise.named_parameters()):
+        raise ValueError("this model has low-rank differences that are not merged yet: merge them, then save")
     path = Path(os.path.realpath(folder))  # a link is followed, not replaced
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already; choose another folder or pass overwrite=True")
@@ -121,18 +149,23 @@ def _is_model(path: Path) -> bool:
         config = _read_json(path / CONFIG)
     except ValueError:
         return False
-    return config.get("format") == FORMAT or config.get("model_type") in {each.MODEL_TYPE for each in LAYOUTS}
+    known = {each.MODEL_TYPE for each in LAYOUTS}
+    return config.get("format") == FORMAT or config.get("model_type") in known or huggingface.wrote(config)
 
 
 def _write(model: LanguageModel, folder: Path, published: bool, facts: Facts | None) -> None:
     if published:
-        config, weights = next(layout for layout in LAYOUTS if layout.writes(model)).write(model)
+        layouts = (huggingface, *LAYOUTS)
+        config, weights = next(layout for layout in layouts if layout.writes(model)).write(model)
     else:
         config, weights = {"format": FORMAT, **to_json(model.denoise.config)}, _weights(model.denoise)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     if model.tokenizer is not None:
         (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
+        if published and huggingface.writes(model):
+            stated = json.dumps(huggingface.tokenizer_config(model.tokenizer), indent=2)
+            (folder / huggingface.TOKENIZER_CONFIG).write_text(stated + "\n", encoding="utf-8")
     (folder / CARD).write_text(card(model, facts), encoding="utf-8")
     sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
@@ -212,15 +245,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{file} must hold a JSON object; got {type(data).__name__}")
     return data
-
-
-def _read_weights(file: Path) -> dict[str, Tensor]:
-    if not file.is_file():
-        raise ValueError(f"{file.parent} is incomplete: {file.name} is missing")
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
 
 
 def _sha256(file: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
 from unmask.types import Vocab
 
@@ -56,6 +57,13 @@ def only(config: Mapping[str, Any], where: str, **expected: object) -> None:
                 f"{where}: config.json has {key} = {config[key]!r}, and only"
                 f" {' or '.join(repr(option) for option in options)} is known here"
             )
+
+
+def own(backbone: AnyBackbone) -> DiTConfig:
+    """The config of a network of ours: layouts of diffusion models hold no others."""
+    if not isinstance(backbone, DiTConfig):
+        raise ValueError(f"this layout holds networks of unmask's only; got a {type(backbone).__name__}")
+    return backbone
 
 
 def shapes(backbone: DiTConfig, vocab: Vocab) -> dict[str, torch.Size]:

@@ -10,7 +10,7 @@ from unmask.backbones.dit import DiTConfig, Llama
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
-from unmask.release.layout import flag, index, integer, number, only
+from unmask.release.layout import flag, index, integer, number, only, own
 from unmask.release.llama import Names, check_plain, fused, split
 from unmask.types import Vocab
 
@@ -82,7 +82,7 @@ def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A network of Llama blocks in the published layout: the inverse of `read`, exactly."""
     llama = check_plain(model, "LLaDA", bias=False, shifted=False)
     config = model.denoise.config
-    backbone, vocab = config.backbone, config.vocab
+    backbone, vocab = own(config.backbone), config.vocab
     if config.objective != MDLM(schedule=LogLinear(eps=0.0)):
         raise ValueError("LLaDA's layout holds models of the linear schedule only: MDLM(LogLinear(eps=0))")
     return {
@@ -112,4 +112,6 @@ def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def writes(model: LanguageModel) -> bool:
     """Whether this is the layout of such a model."""
     backbone = model.denoise.config.backbone
+    if not isinstance(backbone, DiTConfig):
+        return False
     return backbone.llama is not None and not backbone.shifted and isinstance(model.objective, MDLM)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.backbones.dit import DiTConfig, Llama
 from unmask.model import LanguageModel
-from unmask.release.layout import renamed, shapes
+from unmask.release.layout import own, renamed, shapes
 from unmask.types import Vocab
 
 
@@ -57,7 +57,7 @@ def fused(
 
 def split(model: LanguageModel, names: Names) -> dict[str, Tensor]:
     """The published tensors of our network: the inverse of `fused`, exactly."""
-    config = model.denoise.config.backbone
+    config = own(model.denoise.config.backbone)
     ours = dict(model.denoise.backbone.state_dict())
     for i in range(config.depth):
         block = f"blocks.{i}"
@@ -75,7 +75,7 @@ def split(model: LanguageModel, names: Names) -> dict[str, Tensor]:
 
 def check_plain(model: LanguageModel, layout: str, *, bias: bool, shifted: bool) -> Llama:
     """The blocks of a model that a layout of Llama networks can hold; what it cannot is refused."""
-    backbone = model.denoise.config.backbone
+    backbone = own(model.denoise.config.backbone)
     llama = backbone.llama
     plain = replace(
         backbone, time=None, local=None, causal=False, qk_norm=False, shifted=shifted, dropout=0.0

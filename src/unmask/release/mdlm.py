@@ -19,7 +19,7 @@ from unmask.backbones.layers import TimeEmbedding
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion
-from unmask.release.layout import flag, integer, number, renamed, shapes
+from unmask.release.layout import flag, integer, number, own, renamed, shapes
 from unmask.types import Vocab
 
 BLOCK = {
@@ -131,7 +131,8 @@ def plain_tensors(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tenso
     Their modulation has zero weights, and biases that say: shift by the norm's bias, scale by one, gate one.
     """
     config, weights = model.denoise.config, model.denoise.backbone.state_dict()
-    backbone, width = config.backbone, config.backbone.width
+    backbone = own(config.backbone)
+    width = backbone.width
     plain = replace(
         backbone,
         time=None,

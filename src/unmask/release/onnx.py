@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unmask.backbones.huggingface import HuggingFace
 from unmask.config import to_json
 from unmask.data.folders import replacing_file
 from unmask.diffusion.process import LeftToRight
@@ -61,6 +62,11 @@ def export_onnx(model: LanguageModel, path: str | os.PathLike[str], *, overwrite
         raise ValueError(f"{file} is a folder; name a file, as in {file / 'model.onnx'}")
     if file.exists() and not overwrite:
         raise ValueError(f"{file} exists already; choose another name or pass overwrite=True")
+    if isinstance(model.denoise.config.backbone, HuggingFace):
+        raise ValueError(
+            "ONNX export is for networks of unmask's; write those of transformers with published=True, for"
+            " its own exporters"
+        )
     metadata = _metadata(model.denoise)
     size = 4 * sum(parameter.numel() for parameter in model.denoise.parameters())
     if size > LARGEST:

@@ -92,7 +92,7 @@ class Contents:
         """The step from which the training loss estimates the bound, if it did not from the start."""
         training = self.settings.get("training") or {}
         curriculum = training.get("curriculum")
-        return None if curriculum is None else round(training["steps"] * curriculum["until"])
+        return None if curriculum is None else round(training["steps"] * curriculum.get("until", 1.0))
 
     @property
     def headline(self) -> dict[str, float | None]:

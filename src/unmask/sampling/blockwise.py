@@ -68,6 +68,9 @@ class DualCache:
 
 AnyCache: TypeAlias = NoCache | PrefixCache | DualCache
 
+CACHES: dict[str, AnyCache] = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
+"""What commands and requests call them."""
+
 
 @dataclass(frozen=True)
 class Blockwise:

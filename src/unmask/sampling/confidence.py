@@ -211,6 +211,6 @@ class EntropyBounded(ByConfidence):
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
         where = place.argsort(1)
         nats = (-score).gather(1, where)
-        within = nats.cumsum(1) - nats.cummax(1).values <= self.bound
+        within = (nats.cumsum(1) - nats.cummax(1).values <= self.bound) & (nats < -LEAST)
         within[:, 0] = True
         return torch.zeros_like(within).scatter(1, where, within)

@@ -104,6 +104,11 @@ class _Heard(Around):
     ) -> Tensor:
         log_x = self.denoise(z, t, rows, **context)
         asked = rows[0].nonzero()[:, 0] if isinstance(rows, Tensor) else rows[1]
+        order, beside = context.get("order"), context.get("beside")
+        if order is not None:
+            asked = order.place[asked]
+        elif beside is not None:
+            asked = asked + beside.start
         self._line = {place: line for line, place in enumerate(asked.tolist())}
         self._log_x = log_x
         return log_x if each is None else each(log_x, slice(None))
@@ -125,9 +130,7 @@ class _Heard(Around):
         return found
 
     def _at(self, place: int) -> LogX | None:
-        """The line of log_x of a place; a network with a cache is asked at its newest place only."""
-        if self._log_x is None or not self._line:
+        """The line of log_x of a place, if the network was asked there."""
+        if self._log_x is None or place not in self._line:
             return None
-        if place in self._line:
-            return self._log_x[self._line[place]]
-        return self._log_x[0] if len(self._line) == 1 else None
+        return self._log_x[self._line[place]]

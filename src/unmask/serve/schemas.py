@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unmask.sampling import BY_NAME
+from unmask.sampling.blockwise import CACHES
 
 Seed = Annotated[int, Field(ge=0, lt=2**62, description="Row i is drawn with seed + i.")]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -31,6 +32,14 @@ class Writing(Request):
         "default",
         description="In which order holes are filled.",
         json_schema_extra={"enum": ["default", *BY_NAME]},
+    )
+    block: int | None = Field(
+        None, ge=1, description="Write from left to right in blocks of so many tokens, `steps` each."
+    )
+    cache: str = Field(
+        "none",
+        description="What the steps of a block do not read again: what is before it, or all around it.",
+        json_schema_extra={"enum": list(CACHES)},
     )
     temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
     top_p: float | None = Field(None, gt=0, le=1, description="Sample from the most probable tokens only.")

@@ -12,9 +12,9 @@ from typing import Any
 
 from unmask.config import did_you_mean
 from unmask.diffusion.categorical import Choice
-from unmask.diffusion.process import Masking
+from unmask.diffusion.process import BlockMasking, Masking
 from unmask.model import LanguageModel
-from unmask.sampling import BY_NAME, AnySampler, Remask, UniformAncestral
+from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
 from unmask.serve.engine import ClosedError, Engine, Task, Work
 from unmask.serve.limits import LimitError, Limits, check, within
 from unmask.serve.metrics import Metrics
@@ -157,7 +157,7 @@ class Service:
     def card(self) -> ModelCard:
         """What there is to know before asking."""
         denoise = self.model.denoise
-        named = list(BY_NAME) if isinstance(denoise.process, Masking) else []
+        named = list(BY_NAME) if isinstance(denoise.process, Masking | BlockMasking) else []
         return ModelCard(
             id=self.name,
             created=self.created,
@@ -184,7 +184,7 @@ class Service:
         check("n", asked.n, self.limits.n)
         steps = within("steps", asked.steps, 64, self.limits.steps)
         choice = Choice(asked.temperature, asked.top_k, asked.top_p)
-        return self.model.sampler(asked.sampler, steps, choice)
+        return self.model.sampler(asked.sampler, steps, choice, block=asked.block, cache=asked.cache)
 
     def check_canvas(self, canvas: HoledText) -> None:
         """Refuse what is too long, or cannot be filled."""
@@ -204,7 +204,9 @@ class Service:
 
 def revises(sampler: AnySampler) -> bool:
     """Whether a token that is written may still change."""
-    return isinstance(sampler, Remask | UniformAncestral)
+    return isinstance(
+        sampler.sampler if isinstance(sampler, Blockwise) else sampler, Remask | UniformAncestral
+    )
 
 
 def new_seed() -> int:

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
 from unmask.data.loader import Loader
+from unmask.diffusion.times import PartTimes
 from unmask.objectives.base import Objective
 from unmask.training import checkpoint
-from unmask.training.curriculum import Widening
+from unmask.training.curriculum import CELLS, AnyCurriculum, Clipping, loss_moments
 from unmask.training.log import Log
 from unmask.training.machine import (
     OutOfMemoryError,
@@ -48,6 +49,9 @@ from unmask.training.trackers import AnyTracker
 from unmask.types import Batch
 from unmask.world import World
 
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""Checkpoints hold what is trained: a frozen network is what the run began with."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -70,7 +74,7 @@ class Training:
     clip: float = 1.0
     ema: float = 0.9999
     random_length: float = 0.0
-    curriculum: Widening | None = None
+    curriculum: AnyCurriculum | None = None
     seed: int = 0
     bf16: bool | None = None
     compile: bool = False
@@ -103,7 +107,8 @@ class Training:
 class State:
     """The numbers of a run beside its tensors.
 
-    `bf16` is what was measured or asked for when the run began: it must not change with the clock. `flops`
+    `bf16` is what was measured or asked for when the run began: it must not change with the clock. `low` and
+    `high` clip the times, if they are chosen by measurement. `flops`
     are those of all matrix products, on all ranks; between the steps that are counted, a token's gradients
     and an update (Muon multiplies matrices, too) cost what they did in the last of these.
     """
@@ -113,6 +118,8 @@ class State:
     skipped: int = 0
     bad_in_a_row: int = 0
     bf16: bool = False
+    low: float = 0.0
+    high: float = 1.0
     flops: float = 0.0
     flops_per_token: float = 0.0
     flops_per_update: float = 0.0
@@ -148,6 +155,8 @@ class Run:
         settings, state = self.settings, self.state
         factor = learning_rate_factor(state.step, settings.steps, settings.warmup, settings.decay)
         set_learning_rate(self.optimizers, factor)
+        if settings.curriculum is not None and settings.curriculum.due(state.step):
+            state.low, state.high = self._steadiest_times(settings.curriculum)
         # Steps 1, 2, 4, 8, ... in the life of the run, not of the process: they are the same after a resume.
         to_count = state.step & (state.step + 1) == 0
         with counting(to_count) as in_gradients:
@@ -186,7 +195,8 @@ class Run:
         torch.manual_seed(_seed(settings.seed, step, self.world.rank, 1))  # dropout, and nothing else
         objective, curriculum = self.objective, settings.curriculum
         if curriculum is not None:
-            objective = curriculum.applied(objective, step / settings.steps)
+            measured = PartTimes(self.state.low, self.state.high)
+            objective = curriculum.applied(objective, step / settings.steps, measured)
         nats = counted = 0.0
         pieces = self.world.pieces(settings.batch_size, settings.microbatch)
         for number, (first, count) in enumerate(pieces):
@@ -202,6 +212,23 @@ class Run:
                 nats += float(total.detach())
                 counted += float(batch.counted.sum())
         return nats, counted
+
+    @torch.no_grad()
+    def _steadiest_times(self, curriculum: AnyCurriculum) -> tuple[float, float]:
+        """The part of the times at which the losses of all ranks vary least, on batches yet to come."""
+        assert isinstance(curriculum, Clipping)
+        moments = torch.zeros(3, CELLS, dtype=torch.float64)
+        step, settings = self.state.step, self.settings
+        self.denoise.eval()
+        for later in range(step, step + curriculum.batches):
+            for first, count in self.world.pieces(settings.batch_size, settings.microbatch):
+                batch = self.loader.batch(later, min(first, settings.batch_size - 1), max(1, count))
+                generator = torch.Generator().manual_seed(_seed(settings.seed, later, 2))
+                found = loss_moments(self.objective, self.through, batch.to(self.world.device), generator)
+                moments += found.cpu() if count else 0
+        self.denoise.train()
+        times = curriculum.chosen(self.world.summed(moments))
+        return times.low, times.high
 
     def _cropped(self, batch: Batch, step: int) -> Batch:
         random = np.random.default_rng([self.settings.seed, step])
@@ -227,10 +254,11 @@ class Run:
             self.optimizers,
             model_state_dict=tensors["model"],
             optim_state_dict=tensors["optimizer"],
+            options=TRAINED,
         )
 
     def _tensors(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.denoise, self.optimizers)
+        model, optimizer = get_state_dict(self.denoise, self.optimizers, options=TRAINED)
         return {"model": model, "optimizer": optimizer, "ema": self.ema.weights}
 
 

@@ -33,8 +33,8 @@ class AdamW:
         _check_lr(self.lr)
 
     def build(self, model: nn.Module) -> list[Optimizer]:
-        """One optimizer for all parameters."""
-        return [self.over(named_parameters(model))]
+        """One optimizer for all parameters that are trained."""
+        return [self.over(trainable(model).values())]
 
     def over(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """An optimizer for these parameters."""
@@ -66,13 +66,14 @@ class Muon:
         """Two optimizers, which step together."""
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
-        for name, parameter in model.named_parameters():
+        for name, parameter in trainable(model).items():
             (matrices if ".blocks." in f".{name}" and parameter.ndim == 2 else rest).append(parameter)
+        others = [self.rest.over(rest)] if rest else []
         if not matrices:
-            return [self.rest.over(rest)]
+            return others
         groups = [{"params": matrices, "base_lr": self.lr}]
         muon = MuonOptimizer(groups, self.lr, self.momentum, self.weight_decay)
-        return [muon, self.rest.over(rest)]
+        return [muon, *others]
 
 
 AnyOptimizer: TypeAlias = AdamW | Muon
@@ -138,7 +139,7 @@ def scale_and_clip(parameters: Iterable[nn.Parameter], scale: float, clip: float
 
 
 class Ema:
-    """Exponential moving average of weights: w <- w + (1 - decay) (weights - w).
+    """Exponential moving average of the weights that are trained: w <- w + (1 - decay) (weights - w).
 
     Early on, when there is little to average, the decay is (1 + n)/(10 + n) if that is less.
     """
@@ -147,20 +148,20 @@ class Ema:
         if not 0 <= decay < 1:
             raise ValueError(f"the decay of the moving average must be in [0, 1); got {decay}")
         self.decay, self.updates = decay, 0
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.weights = {name: p.detach().clone() for name, p in trainable(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take in the weights after a step."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        current: list[Tensor] = [p.detach() for p in named_parameters(model)]
+        current: list[Tensor] = [p.detach() for p in trainable(model).values()]
         torch._foreach_lerp_(list(self.weights.values()), current, 1 - decay)
         self.updates += 1
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """The model with the averaged weights, for a while."""
-        pairs = [(p, self.weights[name]) for name, p in model.named_parameters()]
+        pairs = [(p, self.weights[name]) for name, p in trainable(model).items()]
         self._swap(pairs)
         try:
             yield
@@ -170,7 +171,7 @@ class Ema:
     @torch.no_grad()
     def settle(self, model: nn.Module) -> None:
         """The averaged weights, for good."""
-        for name, parameter in model.named_parameters():
+        for name, parameter in trainable(model).items():
             parameter.copy_(self.weights[name])
 
     @torch.no_grad()
@@ -181,6 +182,6 @@ class Ema:
             average.copy_(kept)
 
 
-def named_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """All parameters, each once, in the order of their names' definition."""
-    return [parameter for _, parameter in model.named_parameters()]
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are not frozen, each once, in the order of their names' definition."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,29 +1,26 @@
-"""A backbone read through its objective (`Denoiser`), and that with a tokenizer (`LanguageModel`)."""
+"""A denoiser with its tokenizer: sample, infill, complete and score text."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unmask.backbones.base import Backbone
-from unmask.backbones.dit import DiTConfig
-from unmask.backbones.head import in_parts
-from unmask.backbones.masks import Order
+from unmask.backbones import AnyBackbone
 from unmask.config import did_you_mean
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
-from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process
+from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
+from unmask.model.denoiser import Denoiser, ModelConfig
+from unmask.model.samples import Completions, Samples
 from unmask.objectives import AnyObjective
-from unmask.objectives.reading import Reading
 from unmask.sampling import (
     BY_NAME,
     WINDOWED,
@@ -34,201 +31,26 @@ from unmask.sampling import (
     UniformAncestral,
 )
 from unmask.sampling.base import Counted, Padded
+from unmask.sampling.blockwise import CACHES
 from unmask.sampling.canvas import Canvas, Template, after_prompts, blank, from_template
 from unmask.sampling.semi import AnyWindowSampler
-from unmask.types import DamagedError, Each, Rows, Times, Tokens, Vocab
+from unmask.types import Tokens, Vocab
 from unmask.world import World
 
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """All that a folder must say to rebuild a denoiser.
-
-    `tells_sigma`: the network is told -log alpha(t) instead of t, as published weights expect.
-    """
-
-    vocab: Vocab
-    backbone: DiTConfig
-    objective: AnyObjective
-    tells_sigma: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.objective, get_args(AnyObjective)):
-            raise ValueError(
-                f"the objective must be one of unmask's, as in unmask.MDLM(); got {self.objective!r}"
-            )
-
-    def build(self) -> Denoiser:
-        """A denoiser with fresh weights."""
-        return Denoiser(self)
-
-
-class Denoiser(nn.Module):
-    """log_x = objective.read(head(encode(z, t)[rows])): the library's side of the seam `Denoise`."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.in_bf16 = False
-        self.backbone: Backbone = config.backbone.build(config.vocab)
-        if self.backbone.causal != isinstance(self.process, LeftToRight):
-            raise ValueError(
-                "an autoregressive objective needs a causal backbone, and masked or uniform diffusion one"
-                f" that is not; got causal={self.backbone.causal} with {type(config.objective).__name__}"
-            )
-
-    @property
-    def vocab(self) -> Vocab:
-        """Which ids there are and which one is the mask."""
-        return self.config.vocab
-
-    @property
-    def objective(self) -> AnyObjective:
-        """What the model is trained with."""
-        return self.config.objective
-
-    @property
-    def process(self) -> Process:
-        """How text is destroyed."""
-        return self.config.objective.process
-
-    @property
-    def normalised(self) -> bool:
-        """Whether every line of log_x sums to one."""
-        return self.config.objective.normalised
-
-    @property
-    def timeless(self) -> bool:
-        """Whether the answer depends on z alone."""
-        return not self.backbone.timed and not self.config.objective.reads_alpha
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest sequence the network takes."""
-        return self.backbone.max_length
-
-    @property
-    def shifted(self) -> bool:
-        """Whether a token is predicted where the one before it is read."""
-        return self.backbone.shifted
-
-    def forward(
-        self,
-        z: Tokens,
-        t: Times,
-        rows: Rows,
-        *,
-        each: Each | None = None,
-        which: Tensor | None = None,
-        **context: Any,
-    ) -> Tensor:
-        """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
-        self._check(z, t, rows, context.get("order"))
-        with torch.autocast(z.device.type, torch.bfloat16) if self.in_bf16 else nullcontext():
-            hidden = self.backbone.encode(z, self._told(t), rows, **context)
-        alpha = self._visible_share(z, t, rows)
-        if each is None:
-            said = self.objective.read(self.backbone.head(hidden), alpha, self.vocab)
-        else:
-            head, reading = self.backbone.output, Reading(self.objective, alpha, self.vocab, each)
-            said = in_parts(hidden, head.weight, head.bias, reading)
-        # In training the loop looks at the loss itself, and skips the step.
-        if not self.training and bool(said.isnan().any()):
-            raise DamagedError("the network's log-probabilities are NaN; its weights are damaged")
-        return said
-
-    def to_bf16(self) -> None:
-        """From now on compute hidden states with products of bfloat16 numbers, the logits as before.
-
-        The matrices are rounded once and for all: half the memory, and on machines with such instructions
-        about half the time. Sums between layers, norms, the head and the choice of tokens stay in float32.
-        """
-        self.in_bf16 = True
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Linear) and module is not self.backbone.output:
-                module.weight.data = module.weight.data.bfloat16()
-
-    def _told(self, t: Times) -> Tensor:
-        process = self.process
-        if self.config.tells_sigma and not isinstance(process, LeftToRight):
-            return process.schedule.sigma(t)
-        return t
-
-    def _visible_share(self, z: Tokens, t: Times, rows: Rows) -> Tensor:
-        """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
-        process = self.process
-        if isinstance(process, LeftToRight):
-            return torch.zeros_like(z[rows], dtype=torch.float32)[:, None]
-        alpha = process.schedule.alpha(t).expand(z.shape)[rows]
-        return torch.where(z[rows] == self.vocab.mask, alpha, 0)[:, None]
-
-    def _check(self, z: Tokens, t: Times, rows: Rows, order: Order | None) -> None:
-        if z.ndim != 2:
-            raise ValueError(f"tokens must be [B, L]; got shape {list(z.shape)}")
-        if isinstance(rows, Tensor) and (rows.shape != z.shape or rows.dtype != torch.bool):
-            raise ValueError(
-                f"rows must be booleans of the tokens' shape {list(z.shape)};"
-                f" got {rows.dtype} {list(rows.shape)}"
-            )
-        self.vocab.check(z)
-        # A token that is read twice, hidden and clean, is one of the text.
-        length = z.shape[1] if order is None else order.places
-        if self.max_length is not None and length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}")
-        if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
-            raise ValueError(
-                f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}"
-            )
-        if not bool(((t >= 0) & (t <= 1)).all()):
-            worst = float(t.flatten()[((t - 0.5).abs().nan_to_num(torch.inf)).argmax()])
-            raise ValueError(f"times must be in [0, 1], 0 for data and 1 for all mask; got {worst}")
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What a sampler wrote: ids [n, L], how often the network was called, and the texts."""
-
-    tokens: Tokens
-    network_calls: int
-    head_rows: int
-    tokenizer: Tokenizer | None
-
-    @property
-    def ids(self) -> list[list[int]]:
-        """The ids of each text."""
-        rows: list[list[int]] = self.tokens.tolist()
-        return rows
-
-    @property
-    def texts(self) -> list[str]:
-        """The ids as text."""
-        if self.tokenizer is None:
-            raise ValueError("this model has no tokenizer: its samples are ids, in .ids")
-        return [self.tokenizer.decode(ids) for ids in self.ids]
-
-    @property
-    def text(self) -> str:
-        """The first text."""
-        return self.texts[0]
-
-
-@dataclass(frozen=True)
-class Completions(Samples):
-    """What was written after prompts of different lengths: `written` are its places [n, L]."""
-
-    written: Tensor
-    end: int | None
-
-    @property
-    def ids(self) -> list[list[int]]:
-        """The ids after each prompt, up to the one that ends a text."""
-        rows = [row[new].tolist() for row, new in zip(self.tokens, self.written, strict=True)]
-        return [row[: row.index(self.end)] if self.end in row else row for row in rows]
+T = TypeVar("T")
 
 
 def _check_seed(seed: int) -> None:
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
+
+
+def _known(name: str, choices: Mapping[str, T], what: str) -> T:
+    if name not in choices:
+        raise ValueError(
+            f"there is no {what} {name!r}{did_you_mean(name, choices)}; there are {', '.join(choices)}"
+        )
+    return choices[name]
 
 
 class LanguageModel:
@@ -254,7 +76,7 @@ class LanguageModel:
         return LanguageModel(self.denoise.to(world.device), self.tokenizer, world)
 
     @classmethod
-    def new(cls, backbone: DiTConfig, objective: AnyObjective, tokenizer: Tokenizer) -> LanguageModel:
+    def new(cls, backbone: AnyBackbone, objective: AnyObjective, tokenizer: Tokenizer) -> LanguageModel:
         """A model with fresh weights; the mask is one more id after the tokenizer's."""
         vocab = Vocab(size=tokenizer.size + 1, mask=tokenizer.size)
         return cls(ModelConfig(vocab, backbone, objective).build(), tokenizer)
@@ -279,20 +101,37 @@ class LanguageModel:
         kind = Ancestral if isinstance(process, Masking) else UniformAncestral
         return kind(steps, choice)
 
-    def sampler(self, name: str, steps: int = 128, choice: Choice | None = None) -> AnySampler:
-        """A sampler by its name, "default" for the plain one; those that take no steps leave them out."""
-        if name == "default":
+    def sampler(
+        self,
+        name: str,
+        steps: int = 128,
+        choice: Choice | None = None,
+        *,
+        block: int | None = None,
+        cache: str = "none",
+        **options: float,
+    ) -> AnySampler:
+        """A sampler by its name, "default" for the plain one; those that take no steps leave them out.
+
+        With `block`, text is written from left to right in blocks of so many tokens, the steps being those of
+        a block, and `cache` names what is kept meanwhile: none, prefix or dual. `options` are the sampler's
+        own.
+        """
+        kept, causal = _known(cache, CACHES, "cache"), isinstance(self.denoise.process, BlockMasking)
+        if cache != "none" and (causal or block is None):
+            why = "this model has an exact one" if causal else "say how long a block is"
+            raise ValueError(f"a {cache} cache is for masked diffusion that is written in blocks: {why}")
+        if name == "default" and block is None:
             return self.default_sampler(steps, choice)
-        if name not in BY_NAME:
-            raise ValueError(
-                f"there is no sampler {name!r}{did_you_mean(name, BY_NAME)}; there are {', '.join(BY_NAME)}"
-            )
-        kind: Any = BY_NAME[name]
+        kind: Any = _known(name if name != "default" else "confidence", BY_NAME, "sampler")
         counted = {"steps": steps} if "steps" in kind.__dataclass_fields__ else {}
-        chosen: AnyWindowSampler = kind(**counted, choice=choice or Choice())
-        if isinstance(self.denoise.process, BlockMasking):
-            return Blockwise(sampler=chosen, stop=self.vocab.end)
-        return chosen
+        unknown = [option for option in options if option not in kind.__dataclass_fields__]
+        if unknown:
+            raise ValueError(f"the sampler {name!r} has no {unknown[0]}")
+        chosen: AnyWindowSampler = kind(**counted, **options, choice=choice or Choice())
+        if block is None and not causal:
+            return chosen
+        return Blockwise(block, chosen, kept, self.vocab.end)
 
     def sample(
         self,

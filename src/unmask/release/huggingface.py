@@ -1,0 +1,272 @@
+"""Models in the layout of the transformers library: masked LMs as they are, causal LMs with opened eyes.
+
+Their `config.json` has a `model_type` that transformers knows. What it has no words for (which id is the
+mask, how far a causal network is opened, the objective) stands under the name `unmask`, which others ignore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.backbones.huggingface import HuggingFace, Network, transformers
+from unmask.config import from_json, to_json
+from unmask.data.tokenizer import Tokenizer
+from unmask.model import LanguageModel, ModelConfig
+from unmask.objectives import MDLM, AnyObjective
+from unmask.release.weights import read_weights
+from unmask.types import Vocab
+
+OURS = "unmask"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SOURCES = ("vocab.txt", "vocab.json", "*.model", "sentencepiece*")
+"""Files that transformers can make a tokenizer of."""
+SPECIAL = {
+    "mask_token": ("[MASK]", "<mask>", "<|mask|>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "pad_token": ("[PAD]", "<pad>"),
+    "bos_token": ("<s>", "<bos>"),
+    "eos_token": ("</s>", "<eos>", "<|endoftext|>"),
+}
+"""What published vocabularies call their special tokens."""
+
+
+def reads(config: dict[str, Any]) -> bool:
+    """Whether this is the config of a network that the installed transformers knows."""
+    kind = config.get("model_type")
+    return isinstance(kind, str) and kind in transformers().CONFIG_MAPPING
+
+
+def wrote(config: dict[str, Any]) -> bool:
+    """Whether `write` made it."""
+    return isinstance(config.get(OURS), dict) and isinstance(config.get("model_type"), str)
+
+
+def writes(model: LanguageModel) -> bool:
+    """Whether this is the layout of such a model."""
+    return isinstance(model.denoise.config.backbone, HuggingFace)
+
+
+def load(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None = None) -> LanguageModel:
+    """A model of transformers from its folder; causal ones are opened, as far as the config says or all."""
+    own, mask = read_tokenizer(folder)
+    said = config.get(OURS) if wrote(config) else {}
+    with _refusing(str(folder)):
+        network = _network(config, read_weights(folder), str(folder))
+    return _model(network, tokenizer or own, _id(config, "mask_token_id", mask), said or {}, str(folder))
+
+
+def load_gguf(file: Path, tokenizer: Tokenizer | None = None) -> LanguageModel:
+    """A causal LM from a GGUF file, opened; its weights are unpacked to float32."""
+    library = transformers()
+    if not all(map(find_spec, ("gguf", "accelerate"))):
+        raise ValueError("GGUF files need the extra gguf: pip install 'unmask[gguf]'")
+    place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    with _refusing(str(file)):
+        config = library.AutoConfig.from_pretrained(file.parent, **place)
+        written = library.AutoTokenizer.from_pretrained(file.parent, **place)
+        network, report = library.AutoModelForCausalLM.from_pretrained(
+            file.parent, **place, config=config, dtype=torch.float32, output_loading_info=True
+        )
+        _check(report, str(file))
+    own = Tokenizer(written.backend_tokenizer)
+    return _model(network, tokenizer or own, written.mask_token_id, {}, str(file))
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path is, or that is alone in a folder without a config.json."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise ValueError(f"{path} holds {len(found)} .gguf files; name one of them, as in {found[0]}")
+    return found[0] if found else None
+
+
+def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and tensors as transformers reads them: the inverse of `load`, exactly."""
+    config, backbone = model.denoise.config, model.denoise.backbone
+    assert isinstance(config.backbone, HuggingFace)
+    assert isinstance(backbone, Network)
+    stated = config.backbone.stated | {
+        "architectures": [type(backbone.network).__name__],
+        "vocab_size": config.vocab.size,
+        "dtype": str(backbone.output.weight.dtype).removeprefix("torch."),
+        OURS: {
+            "vocab": to_json(config.vocab),
+            "opened": config.backbone.opened,
+            "length": config.backbone.length,
+            "objective": to_json(config.objective),
+        },
+    }
+    named = dict(backbone.network.state_dict())
+    named |= {f"{backbone.head_name}.{name}": tensor for name, tensor in backbone.output.state_dict().items()}
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in named.items():  # a tied head is written once, under the embedding's name
+        if tensor.data_ptr() not in seen:
+            tensors[name] = tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    return stated, tensors
+
+
+def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What transformers must know beside a `tokenizer.json` to read it as it is."""
+    special = {kind: _named(tokenizer, names) for kind, names in SPECIAL.items()}
+    found = {kind: name for kind, name in special.items() if name is not None}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **found}
+
+
+def read_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
+    """The tokenizer of a folder, if it has one, and the id of its mask, if that has one."""
+    if (folder / TOKENIZER).exists():
+        tokenizer = Tokenizer.from_file(folder / TOKENIZER)
+        name = _stated_mask(folder) or _named(tokenizer, SPECIAL["mask_token"])
+        return tokenizer, None if name is None else tokenizer.inner.token_to_id(name)
+    if not any(any(folder.glob(source)) for source in SOURCES):
+        return None, None
+    with _refusing(str(folder)):
+        written: Any = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return Tokenizer(written.backend_tokenizer), written.mask_token_id
+
+
+def _network(config: dict[str, Any], weights: dict[str, Tensor], where: str) -> Any:
+    library = transformers()
+    if any(config.get(key) for key in ("is_encoder_decoder", "quantization_config")):
+        raise ValueError(f"{where} is a network with an encoder and a decoder, or quantised: not known here")
+    stated = {key: value for key, value in config.items() if key not in (OURS, "auto_map")}
+    network, report = getattr(library, _class(config, where)).from_pretrained(
+        None,
+        config=library.CONFIG_MAPPING[config["model_type"]].from_dict(stated),
+        state_dict=weights,
+        dtype=torch.float32,
+        attn_implementation=None,  # the library's own, whatever kernel to fetch the config names
+        output_loading_info=True,
+    )
+    _check(report, where)
+    return network
+
+
+def _class(config: dict[str, Any], where: str) -> str:
+    """The name of its class: a masked or causal LM's, which it says or which its type has."""
+    from transformers.models.auto import modeling_auto
+
+    kind, said = config["model_type"], set(config.get("architectures") or ())
+    tables = (
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+    names = [str(table[kind]) for table in tables if kind in table]
+    if not names:
+        raise ValueError(f"{where} is a {kind!r}: transformers has neither a masked nor a causal LM of it")
+    return next((name for name in names if name in said), names[0])
+
+
+def _check(report: dict[str, Any], where: str) -> None:
+    """Refuse what transformers lets pass: absent weights."""
+    absent = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise ValueError(f"{where} lacks weights that its config asks for: {absent[0]}{more}")
+
+
+def _model(
+    network: Any, tokenizer: Tokenizer | None, mask: int | None, said: dict[str, Any], where: str
+) -> LanguageModel:
+    causal = type(network).__name__ in _causal_classes()
+    opened = said.get("opened", 1.0 if causal else None)
+    objective: AnyObjective = MDLM()
+    if said:
+        vocab: Vocab = from_json(Vocab, said.get("vocab"), f"{where}: config.json's {OURS}.vocab")
+        objective = from_json(AnyObjective, said.get("objective"), f"{where}: config.json's {OURS}.objective")
+    else:
+        size = network.get_input_embeddings().num_embeddings
+        mask = size if mask is None else mask
+        ends = network.config.get_text_config().eos_token_id if causal else None
+        end = next((i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)), -1)
+        vocab = Vocab(max(size, mask + 1), mask, end if 0 <= end < size and end != mask else None)
+    grow(network, vocab.size)
+    backbone = HuggingFace.of(network.config, opened, said.get("length"))
+    denoise = ModelConfig(vocab, backbone, objective).build()
+    denoise.backbone.load_state_dict(Network(backbone, network).state_dict())
+    return LanguageModel(denoise.eval(), tokenizer)
+
+
+@torch.no_grad()
+def grow(network: Any, size: int) -> None:
+    """Make room for `size` tokens; new ones, such as the mask, begin as the mean of the others."""
+    old = network.get_input_embeddings().num_embeddings
+    if size <= old:
+        return
+    network.resize_token_embeddings(size, mean_resizing=False)
+    grown: list[Any] = [network.get_input_embeddings(), network.get_output_embeddings()]
+    for tensor in {id(table.weight): table.weight for table in grown}.values():
+        tensor[old:] = tensor[:old].mean(0)
+    bias = getattr(grown[1], "bias", None)
+    if isinstance(bias, nn.Parameter):
+        bias[old:] = bias[:old].mean()
+
+
+def _causal_classes() -> set[str]:
+    from transformers.models.auto import modeling_auto
+
+    return set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def _stated_mask(folder: Path) -> str | None:
+    """The mask token that the tokenizer's config names."""
+    for name in (TOKENIZER_CONFIG, "special_tokens_map.json"):
+        try:
+            stated = json.loads((folder / name).read_text(encoding="utf-8")).get("mask_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        content = stated.get("content") if isinstance(stated, dict) else stated
+        if isinstance(content, str):
+            return content
+    return None
+
+
+def _named(tokenizer: Tokenizer, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if tokenizer.inner.token_to_id(name) is not None), None)
+
+
+def _id(config: dict[str, Any], key: str, otherwise: int | None) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int and value >= 0 else otherwise
+
+
+@contextlib.contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """No progress bars and no advice; and whatever the library finds wrong with a model, in one sentence."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except ValueError as error:
+        raise error if where in str(error) else _refusal(where, error) from None
+    except Exception as error:
+        raise _refusal(where, error) from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _refusal(where: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ValueError(f"{where} is no model that transformers can read: {reason}")

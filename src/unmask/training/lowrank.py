@@ -1,0 +1,112 @@
+"""Low-rank fine-tuning (LoRA): the network is frozen, and products of thin matrices learn the difference.
+
+A weight is read as W + (scale/rank) B A wherever the network reads it, whole or in slices as attention does.
+B starts at zero, so the first prediction is the frozen network's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+_IN_BLOCK = re.compile(r"(?:^|\.)(?:blocks|layers)\.\d+\.(.+)")
+"""The path of a module inside a block of the network; other libraries call these layers."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Differences of at most `rank`, for the linear layers of the blocks that `targets` name.
+
+    A target is the path of a layer inside a block, or its beginning: "attention" is all of its layers, and
+    "attention.qkv" one. `seed` decides where the matrices A start.
+    """
+
+    rank: int = 8
+    scale: float = 16.0
+    targets: tuple[str, ...] = ("attention", "mlp")
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1; got {self.rank}")
+        if not self.scale > 0:
+            raise ValueError(f"scale must be above 0; got {self.scale}")
+        if not self.targets:
+            raise ValueError("targets must name at least one layer of a block, as in attention.qkv; got none")
+
+    def apply(self, denoise: nn.Module) -> None:
+        """Freeze the network, in place, but for new matrices A and B of the chosen layers.
+
+        It must happen before optimizers, moving averages and parallel wrappers are built.
+        """
+        if any(_adapted(denoise)):
+            raise ValueError("this network has low-rank differences already; merge them first")
+        chosen = self._chosen(denoise)
+        for name, layer in chosen:
+            if self.rank > min(layer.weight.shape):
+                raise ValueError(
+                    f"rank {self.rank} is more than {name} can have, {min(layer.weight.shape)}; choose less"
+                )
+        denoise.requires_grad_(False)
+        for number, (_, layer) in enumerate(chosen):
+            generator = torch.Generator().manual_seed((self.seed << 20) + number)
+            difference = Difference(layer.weight, self.rank, self.scale / self.rank, generator)
+            parametrize.register_parametrization(layer, "weight", difference)
+
+    def _chosen(self, denoise: nn.Module) -> list[tuple[str, nn.Linear]]:
+        known = {name: layer for name, layer in denoise.named_modules() if isinstance(layer, nn.Linear)}
+        inside = {name: found[1] for name in known if (found := _IN_BLOCK.search(name))}
+        for target in self.targets:
+            if not any(_is_part(path, target) for path in inside.values()):
+                raise ValueError(
+                    f"no linear layer of a block is called {target!r};"
+                    f" there are {', '.join(sorted(set(inside.values()))) or 'none'}"
+                )
+        wanted = [name for name, path in inside.items() if any(_is_part(path, t) for t in self.targets)]
+        return [(name, known[name]) for name in wanted]
+
+
+class Difference(nn.Module):
+    """W -> W + factor B A, computed in float32 even where W is kept in less."""
+
+    def __init__(self, weight: Tensor, rank: int, factor: float, generator: torch.Generator) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.factor, self.dtype = factor, torch.promote_types(weight.dtype, torch.float32)
+        start = torch.randn(rank, columns, generator=generator) * columns**-0.5
+        self.a = nn.Parameter(start.to(weight.device, self.dtype))
+        self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device, dtype=self.dtype))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # Mixed precision would round W itself here, before anybody asked for it.
+        with torch.autocast(weight.device.type, enabled=False):
+            changed = torch.addmm(weight.to(self.dtype), self.b, self.a, alpha=self.factor)
+        return changed.to(weight.dtype)
+
+
+def merge(denoise: nn.Module) -> None:
+    """Fold the differences into the weights, in place: a plain network that computes the same to rounding.
+
+    All its parameters can be trained again; names and shapes are those before `LowRank.apply`.
+    """
+    layers = list(_adapted(denoise))
+    if not layers:
+        raise ValueError("this network has no low-rank differences to merge; apply LowRank first")
+    for layer in layers:
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+    denoise.requires_grad_(True)
+
+
+def _adapted(denoise: nn.Module) -> Iterator[nn.Linear]:
+    for layer in denoise.modules():
+        if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
+            yield layer
+
+
+def _is_part(path: str, target: str) -> bool:
+    return path == target or path.startswith(f"{target}.")

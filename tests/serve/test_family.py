@@ -1,0 +1,58 @@
+"""The server with other kinds of models and ways of writing: it writes what the library writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from served import language_model, serving
+from unmask import MDLM, Ancestral, Autoregression, BlockDiffusion, Blockwise, Confidence
+from unmask.objectives import AnyObjective
+from unmask.sampling import AnySampler
+from unmask.sampling.blockwise import DualCache, PrefixCache
+
+CASES: dict[str, tuple[AnyObjective, dict[str, Any], AnySampler | None]] = {
+    "block diffusion": (BlockDiffusion(block=5), {"steps": 4}, Blockwise(sampler=Ancestral(4))),
+    "block diffusion, by confidence": (
+        BlockDiffusion(block=5),
+        {"steps": 3, "sampler": "confidence"},
+        Blockwise(sampler=Confidence(3)),
+    ),
+    "in blocks": (MDLM(), {"steps": 3, "block": 6}, Blockwise(6, Confidence(3))),
+    "prefix cache": (
+        MDLM(),
+        {"steps": 3, "block": 6, "cache": "prefix"},
+        Blockwise(6, Confidence(3), PrefixCache()),
+    ),
+    "dual cache": (
+        MDLM(),
+        {"steps": 3, "block": 6, "cache": "dual"},
+        Blockwise(6, Confidence(3), DualCache()),
+    ),
+    "autoregression": (Autoregression(), {}, None),
+}
+
+
+@pytest.mark.parametrize(("objective", "asked", "sampler"), CASES.values(), ids=list(CASES))
+def test_it_writes_what_the_library_writes(
+    objective: AnyObjective, asked: dict[str, Any], sampler: AnySampler | None
+) -> None:
+    lm, template = language_model(objective), "abc<mask:14>de<mask:3>"
+    expected = lm.infill(template, n=2, sampler=sampler, seed=5)
+    with serving(lm) as served:
+        answer = served.post("/v1/infill", template=template, n=2, seed=5, alternatives=2, **asked).json()
+        streamed = served.post("/v1/infill", template=template, n=2, seed=5, stream=True, **asked).text
+    assert [result["text"] for result in answer["results"]] == expected.texts
+    for result in answer["results"]:  # every token says how probable it was when it was written
+        assert all(token["logprob"] < 0 for span in result["spans"] for token in span["tokens"])
+    assert streamed.count("event: result") == 2
+
+
+def test_what_cannot_be_written_in_blocks_is_said() -> None:
+    with serving(language_model()) as served:
+        refused = served.post("/v1/infill", template="a<mask:3>", cache="dual")
+        assert refused.status_code == 400
+        assert "say how long a block is" in refused.json()["error"]["message"]
+        refused = served.post("/v1/infill", template="a<mask:3>", block=2, cache="triple")
+        assert "there is no cache 'triple'" in refused.json()["error"]["message"]
