@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
     from unmask.data.tokenizer import Tokenizer as Tokenizer
     from unmask.diffusion.categorical import Choice as Choice
+    from unmask.guidance import Guidance as Guidance
     from unmask.model import Denoiser as Denoiser
     from unmask.model import LanguageModel as LanguageModel
     from unmask.model import ModelConfig as ModelConfig
@@ -50,6 +51,7 @@ _HOME = {
     "unmask.backbones.dit": ["DiTConfig", "Llama", "TimeConditioning"],
     "unmask.data.tokenizer": ["Tokenizer"],
     "unmask.diffusion.categorical": ["Choice"],
+    "unmask.guidance": ["Guidance"],
     "unmask.model": ["Denoiser", "LanguageModel", "ModelConfig", "Samples"],
     "unmask.objectives": ["D3PM", "MDLM", "SEDD", "Autoregression", "BlockDiffusion", "UniformDiffusion"],
     "unmask.release": ["load", "save"],

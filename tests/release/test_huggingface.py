@@ -162,6 +162,23 @@ def test_the_mask_is_the_one_that_the_tokenizer_names(tmp_path: Path) -> None:
     assert given.tokenizer is LETTERS
 
 
+@pytest.mark.parametrize("architectures", [None, ["BertForPreTraining"], ["BertForMaskedLM"]])
+def test_a_type_that_may_be_both_is_a_masked_one(architectures: list[str] | None, tmp_path: Path) -> None:
+    stated = json.loads((bert_folder(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"architectures": architectures}))
+    assert not unmask.load(tmp_path).denoise.shifted
+
+
+def test_unless_it_says_that_it_is_causal(tmp_path: Path) -> None:
+    stated = json.loads((bert_folder(tmp_path) / "config.json").read_text())
+    stated |= {"architectures": ["BertLMHeadModel"], "is_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    lm = unmask.load(tmp_path)
+    assert lm.denoise.shifted
+    assert lm.denoise.config.backbone.opened == 1.0
+    assert bool(log_x(lm)[:, :11].isfinite().all())
+
+
 def test_weights_may_be_in_many_files_or_in_a_pickle(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, vocab__txt="\n".join(WORDS))
     expected = log_x(unmask.load(folder))

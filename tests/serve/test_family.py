@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from served import language_model, serving
-from unmask import MDLM, Ancestral, Autoregression, BlockDiffusion, Blockwise, Confidence
+from unmask import MDLM, Ancestral, Autoregression, BlockDiffusion, Blockwise, Confidence, Guidance
 from unmask.objectives import AnyObjective
 from unmask.sampling import AnySampler
 from unmask.sampling.blockwise import DualCache, PrefixCache
@@ -56,3 +57,23 @@ def test_what_cannot_be_written_in_blocks_is_said() -> None:
         assert "say how long a block is" in refused.json()["error"]["message"]
         refused = served.post("/v1/infill", template="a<mask:3>", block=2, cache="triple")
         assert "there is no cache 'triple'" in refused.json()["error"]["message"]
+
+
+def test_holes_match_and_prompts_guide() -> None:
+    lm, template = language_model(), "abc<mask:6>de<mask:3>"
+    guide = Guidance(match=("[a-d]{3,}", None))
+    expected = lm.infill(template, n=3, sampler=Ancestral(4), seed=5, guide=guide)
+    pulled = lm.infill(template, n=3, sampler=Ancestral(4), seed=5, guide=Guidance(scale=2.0))
+    with serving(lm) as served:
+        asked = {"template": template, "n": 3, "seed": 5, "steps": 4}
+        found = served.post("/v1/infill", **asked, match=["[a-d]{3,}", None]).json()
+        strong = served.post("/v1/infill", **asked, guidance=2.0).json()
+        for pattern, words in (("[a-d", "unterminated"), ("x+", "match"), ("a" * 300, "200")):
+            refused = served.post("/v1/infill", **asked, match=pattern)
+            assert refused.status_code in (400, 422)
+            assert words in refused.json()["error"]["message"]
+        assert served.post("/v1/infill", **asked).status_code == 200
+    assert [result["text"] for result in found["results"]] == expected.texts
+    assert all(re.fullmatch("[a-d]{6}", result["spans"][0]["text"]) for result in found["results"])
+    assert [result["text"] for result in strong["results"]] == pulled.texts
+    assert pulled.texts != expected.texts

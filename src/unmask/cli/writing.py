@@ -11,6 +11,7 @@ import tyro
 from unmask.cli.arguments import Json, Model, Number, Text, Texts, print_json, shared_model
 
 if TYPE_CHECKING:
+    from unmask.guidance import Guidance
     from unmask.model import LanguageModel, Samples
     from unmask.sampling import AnySampler
     from unmask.types import Tokens
@@ -58,6 +59,10 @@ class Writing:
     """Write from left to right in blocks of so many tokens, --steps each; block diffusion has its own."""
     cache: CacheName = "none"
     """What a block's steps do not read again: all before it (prefix), or all around it (dual)."""
+    guidance: float = 0.0
+    """Classifier-free guidance by the visible text: 0 is none; every step then reads two texts for one."""
+    match: tuple[str, ...] = ()
+    """A regular expression that the text of each hole must match; or several, one for each hole."""
     dtype: Dtype = "auto"
     """What the network computes with; auto takes bfloat16 for large models where it is measured faster."""
     watch: bool = False
@@ -68,6 +73,15 @@ class Writing:
     def __post_init__(self) -> None:
         if not 0 <= self.delay <= 60:
             raise ValueError(f"delay must be from 0 to 60 seconds; got {self.delay}")
+
+    def guide(self) -> Guidance | None:
+        """What is asked of the text beyond the model."""
+        from unmask.guidance import Guidance
+
+        if not self.guidance and not self.match:
+            return None
+        patterns = self.match[0] if len(self.match) == 1 else self.match or None
+        return Guidance(self.guidance, patterns)
 
     def build(self, lm: LanguageModel, length: int | None) -> AnySampler:
         """The sampler that was named; in sliding windows, if the text is longer than the model."""
@@ -144,7 +158,7 @@ def complete(
         sampler = writing.build(lm, None)
         dtype = set_dtype(lm, writing.dtype)
         asked = [prompt for prompt in prompts for _ in range(writing.n)]
-        samples = lm.complete(asked, length, sampler=sampler, seed=writing.seed)
+        samples = lm.complete(asked, length, sampler=sampler, seed=writing.seed, guide=writing.guide())
     if speaks:
         _show(samples, dtype, as_json)
 
@@ -159,6 +173,7 @@ def infill(
 
     For example:
       unmask infill runs/demo "Flat is <mask:2> nested."
+      unmask infill runs/demo "year = <mask:4>" --match "[12][0-9]{3}"
 
     Args:
         model: A model folder, of ours or in a published layout, or a name on the hub.
@@ -194,8 +209,8 @@ def _written(
     if lm.world.size > 1:  # each process writes its rows, so nobody has the whole to look at
         if writing.watch:
             raise ValueError("--watch shows one process at work; leave it out under torchrun")
-        return lm.fill(canvas, sampler, writing.seed)
-    frames = lm.frames(canvas, sampler, writing.seed)
+        return lm.fill(canvas, sampler, writing.seed, guide=writing.guide())
+    frames = lm.frames(canvas, sampler, writing.seed, guide=writing.guide())
     if writing.watch:
         return watch(frames, lm.vocab.mask, writing.delay)
     return _counted(frames, lm.vocab.mask, sampler, quiet=as_json)

@@ -15,9 +15,11 @@ from unmask.config import did_you_mean
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
+from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
+from unmask.guidance import Guide
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
 from unmask.objectives import AnyObjective
@@ -141,21 +143,30 @@ class LanguageModel:
         prompt: str | Sequence[int] = (),
         sampler: AnySampler | None = None,
         seed: int = 0,
+        guide: Guide | None = None,
     ) -> Samples:
         """`n` texts of `length` tokens (the model's, if not given) that begin with the prompt.
 
-        Row i is drawn with seed + i: it is the same text whatever `n` is.
+        Row i is drawn with seed + i: it is the same text whatever `n` is. A `guide` such as
+        `Guidance(scale=1.5)` says what is asked of the texts beyond the model.
         """
-        return self.fill(self.blank(n, length, prompt), sampler, seed)
+        return self.fill(self.blank(n, length, prompt), sampler, seed, guide=guide)
 
     def infill(
-        self, template: Template | Tensor, *, n: int = 1, sampler: AnySampler | None = None, seed: int = 0
+        self,
+        template: Template | Tensor,
+        *,
+        n: int = 1,
+        sampler: AnySampler | None = None,
+        seed: int = 0,
+        guide: Guide | None = None,
     ) -> Samples:
         """`n` versions of the template with its holes filled: `<mask:12>` stands for twelve tokens.
 
-        Ids, as a tensor or list with the mask id in its holes, are taken too.
+        Ids, as a tensor or list with the mask id in its holes, are taken too. With
+        `Guidance(match="[0-9]+")` as a guide, the text of each hole matches the pattern.
         """
-        return self.fill(self.holes(template, n), sampler, seed)
+        return self.fill(self.holes(template, n), sampler, seed, guide=guide)
 
     def complete(
         self,
@@ -164,6 +175,7 @@ class LanguageModel:
         *,
         sampler: AnySampler | None = None,
         seed: int = 0,
+        guide: Guide | None = None,
     ) -> Completions:
         """At most `length` tokens after each prompt, up to the end of the text if the model knows one.
 
@@ -187,7 +199,7 @@ class LanguageModel:
                 f" this model was trained on {type(process).__name__}: give it one prompt at a time"
             )
         written = valid & (tokens == self.vocab.mask)
-        filled = self.fill(tokens, sampler, seed, None if bool(valid.all()) else valid)
+        filled = self.fill(tokens, sampler, seed, None if bool(valid.all()) else valid, guide)
         return Completions(**vars(filled), written=written, end=self.vocab.end)
 
     def blank(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
@@ -219,6 +231,7 @@ class LanguageModel:
         sampler: AnySampler | None = None,
         seed: int = 0,
         valid: Tensor | None = None,
+        guide: Guide | None = None,
     ) -> Samples:
         """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i.
 
@@ -230,7 +243,7 @@ class LanguageModel:
         if count:
             mine = slice(first, first + count)
             text = None if valid is None else valid[mine]
-            for frame in self.frames(tokens[mine], sampler, seed + first, text):
+            for frame in self.frames(tokens[mine], sampler, seed + first, text, guide):
                 filled = frame
             written[first : first + count] = filled.tokens
             calls, head_rows = filled.network_calls, filled.head_rows
@@ -244,6 +257,7 @@ class LanguageModel:
         sampler: AnySampler | None = None,
         seed: int = 0,
         valid: Tensor | None = None,
+        guide: Guide | None = None,
     ) -> Iterator[Samples]:
         """Watch `fill`: the canvas as it is given, then after each step, the filled one last.
 
@@ -256,7 +270,9 @@ class LanguageModel:
             )
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
         counted = Counted(self.denoise)
-        asked = counted if valid is None else Padded(counted, valid.to(self.device))
+        asked: Denoise = counted if valid is None else Padded(counted, valid.to(self.device))
+        if guide is not None:
+            asked = guide(asked, canvas.tokens, self.tokenizer)
         z: Tokens | None = canvas.tokens
         steps = iter((sampler or self.default_sampler()).run(asked, canvas))
         while z is not None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
-from unmask.sampling.allowed import Allowed
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.autoregressive import Autoregressive
 from unmask.sampling.blockwise import Blockwise
 from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
-from unmask.sampling.guidance import ClassifierFree, Enumerated, FirstOrder
-from unmask.sampling.pattern import Matching
 from unmask.sampling.remask import Remask
 from unmask.sampling.semi import AnyWindowSampler, SemiAutoregressive
 from unmask.sampling.uniform import UniformAncestral
@@ -48,19 +45,14 @@ BY_NAME: dict[str, type[AnyWindowSampler]] = {
 __all__ = [
     "BY_NAME",
     "WINDOWED",
-    "Allowed",
     "Ancestral",
     "AnySampler",
     "Autoregressive",
     "Blockwise",
-    "ClassifierFree",
     "Confidence",
     "EntropyBounded",
-    "Enumerated",
     "Factor",
     "FirstHitting",
-    "FirstOrder",
-    "Matching",
     "RandomOrder",
     "Remask",
     "SemiAutoregressive",

@@ -195,7 +195,7 @@ def _rows(
     enough: Callable[[HoledText, Sequence[int]], bool] | None = None,
 ) -> Ticket:
     """Send `n` rows for each canvas on their way."""
-    sampler = service.sampler(asked)
+    sampler, guide = service.sampler(asked), service.guide(asked)
     check("n", asked.n * len(canvases), service.limits.n)
     works = []
     for canvas in canvases:
@@ -203,7 +203,7 @@ def _rows(
         stop = (lambda ids, canvas=canvas: enough(canvas, ids)) if enough and not revises(sampler) else None
         for row in range(asked.n):
             more = {} if stop is None else {"enough": stop}
-            works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, **more))
+            works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
     return service.ticket(works, asked.timeout, watched=asked.stream)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.evaluation.likelihood import score_ids
 from unmask.evaluation.score import Score
+from unmask.guidance import Guide
 from unmask.model import LanguageModel
 from unmask.sampling import AnySampler
 from unmask.sampling.canvas import Canvas
@@ -57,6 +58,7 @@ def writing(
     sampler: AnySampler,
     seed: int,
     alternatives: int = 0,
+    guide: Guide | None = None,
     enough: Callable[[Sequence[int]], bool] = lambda _: False,
 ) -> Work:
     """Fill the holes of `ids`, telling of every Step, until that is `enough`; the result is a Row."""
@@ -67,7 +69,8 @@ def writing(
         before = torch.tensor([list(ids)], device=model.device)
         written: list[Mark | None] = [None] * len(ids)
         steps = [0] * len(ids)
-        for number, z in enumerate(sampler.run(heard, Canvas(before, (seed,))), start=1):
+        asked: Denoise = heard if guide is None else guide(heard, before, model.tokenizer)
+        for number, z in enumerate(sampler.run(asked, Canvas(before, (seed,))), start=1):
             places = (z != before)[0].nonzero()[:, 0].tolist()
             marks = tuple(heard.marks(places, z[0], mask, alternatives))
             for mark in marks:

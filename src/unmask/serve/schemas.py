@@ -10,6 +10,7 @@ from unmask.sampling import BY_NAME
 from unmask.sampling.blockwise import CACHES
 
 Seed = Annotated[int, Field(ge=0, lt=2**62, description="Row i is drawn with seed + i.")]
+Pattern = Annotated[str, Field(max_length=200)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -40,6 +41,12 @@ class Writing(Request):
         "none",
         description="What the steps of a block do not read again: what is before it, or all around it.",
         json_schema_extra={"enum": list(CACHES)},
+    )
+    guidance: float = Field(
+        0.0, ge=0, le=100, description="Classifier-free guidance by the visible text; 0 is none."
+    )
+    match: Pattern | list[Pattern | None] | None = Field(
+        None, description="A regular expression that the text of each hole must match, or one for each hole."
     )
     temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
     top_p: float | None = Field(None, gt=0, le=1, description="Sample from the most probable tokens only.")

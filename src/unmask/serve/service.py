@@ -13,6 +13,7 @@ from typing import Any
 from unmask.config import did_you_mean
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.process import BlockMasking, Masking
+from unmask.guidance import Guidance
 from unmask.model import LanguageModel
 from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
 from unmask.serve.engine import ClosedError, Engine, Task, Work
@@ -185,6 +186,11 @@ class Service:
         steps = within("steps", asked.steps, 64, self.limits.steps)
         choice = Choice(asked.temperature, asked.top_k, asked.top_p)
         return self.model.sampler(asked.sampler, steps, choice, block=asked.block, cache=asked.cache)
+
+    def guide(self, asked: Writing) -> Guidance | None:
+        """What a request asks of its text beyond the model."""
+        match = tuple(asked.match) if isinstance(asked.match, list) else asked.match
+        return Guidance(asked.guidance, match) if asked.guidance or match else None
 
     def check_canvas(self, canvas: HoledText) -> None:
         """Refuse what is too long, or cannot be filled."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unmask.diffusion.denoise import Around, Denoise
-from unmask.sampling.places import asked, first_place, fits, numbers, with_mass_of
+from unmask.guidance.places import asked, first_place, fits, numbers, with_mass_of
 from unmask.types import Each, LogX, Rows, Times, Tokens
 
 

@@ -18,6 +18,8 @@ from oracle import BLANK, LINEAR, MASK, TEXTS, State, agrees, counts, joint_tabl
 from tiny import Counted, denoiser
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
+from unmask.guidance.allowed import Allowed
+from unmask.guidance.classifier import ClassifierFree, Enumerated, FirstOrder
 from unmask.objectives import D3PM, MDLM, SEDD
 from unmask.sampling import (
     Ancestral,
@@ -29,11 +31,9 @@ from unmask.sampling import (
     RandomOrder,
     SemiAutoregressive,
 )
-from unmask.sampling.allowed import Allowed
 from unmask.sampling.blockwise import DualCache, PrefixCache
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Margin
-from unmask.sampling.guidance import ClassifierFree, Enumerated, FirstOrder
 
 REJECT = 1e-3
 EVERY = torch.tensor(oracle.STATES)
@@ -198,7 +198,7 @@ def test_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table, joint = joint_table(MDLM(schedule=LINEAR))
     guided = Enumerated(table, exact_classifier(joint), 1.5)
     whole = lines(guided)
-    monkeypatch.setattr("unmask.sampling.guidance.AT_ONCE", 20)
+    monkeypatch.setattr("unmask.guidance.classifier.AT_ONCE", 20)
     assert torch.equal(lines(guided), whole)
 
 

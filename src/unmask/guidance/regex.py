@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.sampling.utf8 import Edge, utf8
+from unmask.guidance.utf8 import Edge, utf8
 
 MOST_STATES = 1 << 15
 """Of an automaton; a pattern that needs more is refused."""

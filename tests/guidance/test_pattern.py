@@ -22,6 +22,11 @@ from tiny import denoiser
 from unmask import MDLM, Tokenizer
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
+from unmask.guidance.allowed import Allowed
+from unmask.guidance.automaton import token_automaton
+from unmask.guidance.pattern import Matching
+from unmask.guidance.regex import byte_automaton
+from unmask.guidance.spelling import spelling
 from unmask.objectives import SEDD, BlockDiffusion
 from unmask.sampling import (
     Ancestral,
@@ -35,15 +40,10 @@ from unmask.sampling import (
     SemiAutoregressive,
     Threshold,
 )
-from unmask.sampling.allowed import Allowed
-from unmask.sampling.automaton import token_automaton
 from unmask.sampling.blockwise import DualCache, PrefixCache
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Margin
-from unmask.sampling.pattern import Matching
-from unmask.sampling.regex import byte_automaton
 from unmask.sampling.remask import Cap, Loop
-from unmask.sampling.spelling import spelling
 
 TEXT = [
     "the cat sat on the mat",
@@ -373,7 +373,7 @@ def test_refused_before_anything_is_drawn(pattern: str | list[str], message: str
 
 
 def test_a_pattern_that_needs_too_large_an_automaton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.sampling.regex.MOST_STATES", 100)
+    monkeypatch.setattr("unmask.guidance.regex.MOST_STATES", 100)
     for pattern in (".*a.{20}b", "(a{99}){99}"):
         with pytest.raises(ValueError, match="needs an automaton of more than 100 states"):
             byte_automaton(pattern)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.denoise import Around, Denoise
-from unmask.sampling.automaton import Numbers, TokenAutomaton, token_automaton
-from unmask.sampling.messages import ASKED, OPEN, Moves, Weights, messages, plan, sums
-from unmask.sampling.places import asked, first_place, fits, numbers
+from unmask.guidance.automaton import Numbers, TokenAutomaton, token_automaton
+from unmask.guidance.messages import ASKED, OPEN, Moves, Weights, messages, plan, sums
+from unmask.guidance.places import asked, first_place, fits, numbers
 from unmask.types import DamagedError, Each, LogX, Rows, Times, Tokens
 
 AT_ONCE = 1 << 24

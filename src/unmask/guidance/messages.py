@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unmask.sampling.automaton import Flags, Numbers, TokenAutomaton
+from unmask.guidance.automaton import Flags, Numbers, TokenAutomaton
 
 Weights: TypeAlias = NDArray[np.float64]
 

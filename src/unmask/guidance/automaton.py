@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.data.tokenizer import Tokenizer
-from unmask.sampling.regex import DEAD, START, ByteAutomaton, byte_automaton
-from unmask.sampling.spelling import spelling
+from unmask.guidance.regex import DEAD, START, ByteAutomaton, byte_automaton
+from unmask.guidance.spelling import spelling
 
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]

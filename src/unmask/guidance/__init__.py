@@ -1,0 +1,54 @@
+"""What is asked of a text beyond the model: functions from `Denoise` to `Denoise`, which nest.
+
+`Guidance` holds those that a command or a request can ask for; anything else of the type `Guide` will do,
+such as a classifier of one's own: `lambda denoise, tokens, tokenizer: Enumerated(denoise, classifier, 2.0)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unmask.data.tokenizer import Tokenizer
+from unmask.diffusion.denoise import Denoise
+from unmask.guidance.allowed import Allowed
+from unmask.guidance.classifier import ClassifierFree, Enumerated, FirstOrder
+from unmask.guidance.pattern import Matching
+from unmask.types import Tokens
+
+Guide: TypeAlias = Callable[[Denoise, Tokens, Tokenizer | None], Denoise]
+"""A denoiser around another, for a canvas [B, L] and its tokenizer."""
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Classifier-free guidance by what is visible, patterns that holes must match, tokens never to be
+    written.
+
+    One `match` is for all holes; of several, each is for one, and None for a hole that may hold anything.
+    """
+
+    scale: float = 0.0
+    match: str | tuple[str | None, ...] | None = None
+    never: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scale < float("inf"):
+            raise ValueError(f"the scale of guidance must be 0 (none) or above; got {self.scale}")
+
+    def __call__(self, denoise: Denoise, tokens: Tokens, tokenizer: Tokenizer | None) -> Denoise:
+        """Those that are asked for, the pattern last: nothing that others do makes a text not match."""
+        mask = denoise.vocab.mask
+        if self.scale:
+            denoise = ClassifierFree(denoise, tokens != mask, self.scale)
+        if self.never:
+            denoise = Allowed.never(denoise, self.never)
+        if self.match is not None:
+            if tokenizer is None:
+                raise ValueError("a pattern is about text, and this model has no tokenizer")
+            denoise = Matching(denoise, tokens, self.match, tokenizer)
+        return denoise
+
+
+__all__ = ["Allowed", "ClassifierFree", "Enumerated", "FirstOrder", "Guidance", "Guide", "Matching"]
