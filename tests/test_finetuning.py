@@ -114,6 +114,35 @@ def test_prompts_and_answers(base: Path, tmp_path: Path) -> None:
     assert all(len(ids) < 8 for ids in found.ids)  # it has learned to stop
 
 
+@pytest.mark.parametrize("low_rank", [None, LowRank(rank=2)], ids=["whole", "low rank"])
+@pytest.mark.parametrize("opening", [None, 0.5], ids=["at once", "step by step"])
+def test_a_causal_network_of_another_library_is_opened(
+    tmp_path: Path, low_rank: LowRank | None, opening: float | None
+) -> None:
+    from backbones.test_huggingface import config
+
+    tokenizer = unmask.Tokenizer.bytes()
+    vocab = unmask.Vocab(257, 256)
+    torch.manual_seed(0)
+    network = unmask.ModelConfig(vocab, config("llama"), MDLM()).build()
+    unmask.save(unmask.LanguageModel(network, tokenizer), tmp_path / "llama", published=True)
+    (tmp_path / "cats.txt").write_text("a cat sat on the mat and ate the rat\n" * 60)
+    experiment = tiny(tmp_path / "cats.txt")
+    training = replace(experiment.training, steps=30, opening=opening, save_every=30)
+    experiment = replace(experiment, start=str(tmp_path / "llama"), low_rank=low_rank, training=training)
+    run = begin(experiment, prepare_corpus(experiment, tmp_path / "run", World()), World())
+    run.step()
+    assert run.denoise.backbone.opened == (1.0 if opening is None else 0.0)
+    assert carry_out(experiment, tmp_path / "run", World())
+    old, new = (unmask.load(tmp_path / name) for name in ("llama", "run"))
+    assert new.denoise.shifted
+    assert new.denoise.backbone.opened == 1.0
+    text = "a cat sat on the mat"
+    assert new.score(text).nats < old.score(text).nats
+    unmask.save(new, tmp_path / "back", published=True)
+    assert unmask.load(tmp_path / "back").score(text).nats == new.score(text).nats
+
+
 def test_what_does_not_fit_is_refused(base: Path, cats: Experiment, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name one as start"):
         replace(cats, start=None, tokenizer="bytes", low_rank=LowRank())

@@ -117,6 +117,7 @@ def nats(lm: LanguageModel, text: Batch, draws: int) -> Tensor:
 
 def fine_tune(lm: LanguageModel, text: Batch, steps: int, rows: int, rate: float) -> None:
     lm.denoise.train()
+    torch.manual_seed(0)  # for dropout
     optimizer = torch.optim.AdamW(lm.denoise.parameters(), lr=rate)
     choice = torch.Generator().manual_seed(0)
     for step in range(steps):

@@ -23,6 +23,8 @@ class Backbone(nn.Module):
     """Whether the hidden states depend on t."""
     shifted: bool = False
     """Whether a token is predicted where the one before it is read."""
+    opened: float | None = None
+    """Of a network that was born causal, the share of what follows that it looks at; others have none."""
     output: nn.Linear
     """The head: logits from hidden states."""
     recompute: bool = False

@@ -61,7 +61,9 @@ class Training:
     steps whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good
     at it. `compile`: turn the network's blocks into machine code first, which takes a minute or two.
     `recompute`: a third more work for a fraction of the memory that rows take, with the same gradients.
-    `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
+    `opening`: the share of the run in which a network that was born causal is opened, step by step; None
+    leaves
+    it as it is. `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
     `trackers`: who is told the figures beside `metrics.jsonl`.
     """
 
@@ -75,6 +77,7 @@ class Training:
     ema: float = 0.9999
     random_length: float = 0.0
     curriculum: AnyCurriculum | None = None
+    opening: float | None = None
     seed: int = 0
     bf16: bool | None = None
     compile: bool = False
@@ -99,6 +102,8 @@ class Training:
             raise ValueError(f"seed and warmup must be 0 or above; got {self.seed} and {self.warmup}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema, the decay of the moving average, must be in [0, 1); got {self.ema}")
+        if self.opening is not None and not 0 < self.opening <= 1:
+            raise ValueError(f"opening is a share of the run, above 0 and at most 1; got {self.opening}")
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0; got {self.clip}")
 
@@ -137,6 +142,10 @@ class Run:
     ) -> None:
         self.objective, self.loader, self.settings, self.world = objective, loader, settings, world
         self.denoise = denoise.to(world.device)
+        if settings.opening is not None and self.denoise.backbone.opened is None:
+            raise ValueError(
+                "opening is for networks that were born causal, and this one looks to both sides"
+            )
         if settings.recompute:
             self.denoise.backbone.recompute = True
         if settings.compile:
@@ -197,6 +206,8 @@ class Run:
         if curriculum is not None:
             measured = PartTimes(self.state.low, self.state.high)
             objective = curriculum.applied(objective, step / settings.steps, measured)
+        if settings.opening is not None:
+            self.denoise.backbone.opened = min(1.0, step / settings.steps / settings.opening)
         nats = counted = 0.0
         pieces = self.world.pieces(settings.batch_size, settings.microbatch)
         for number, (first, count) in enumerate(pieces):

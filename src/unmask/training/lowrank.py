@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-_IN_BLOCK = re.compile(r"(?:^|\.)(?:blocks|layers)\.\d+\.(.+)")
+_IN_BLOCK = re.compile(r"(?:^|\.)(?:blocks|layers?|h)\.\d+\.(.+)")
 """The path of a module inside a block of the network; other libraries call these layers."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """Differences of at most `rank`, for the linear layers of the blocks that `targets` name.
+    """Differences of at most `rank`, for the linear layers of the blocks (but for the time's), or for those
+    that
+    `targets` name.
 
     A target is the path of a layer inside a block, or its beginning: "attention" is all of its layers, and
     "attention.qkv" one. `seed` decides where the matrices A start.
@@ -28,7 +30,7 @@ class LowRank:
 
     rank: int = 8
     scale: float = 16.0
-    targets: tuple[str, ...] = ("attention", "mlp")
+    targets: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -36,8 +38,6 @@ class LowRank:
             raise ValueError(f"rank must be at least 1; got {self.rank}")
         if not self.scale > 0:
             raise ValueError(f"scale must be above 0; got {self.scale}")
-        if not self.targets:
-            raise ValueError("targets must name at least one layer of a block, as in attention.qkv; got none")
 
     def apply(self, denoise: nn.Module) -> None:
         """Freeze the network, in place, but for new matrices A and B of the chosen layers.
@@ -67,7 +67,14 @@ class LowRank:
                     f"no linear layer of a block is called {target!r};"
                     f" there are {', '.join(sorted(set(inside.values()))) or 'none'}"
                 )
-        wanted = [name for name, path in inside.items() if any(_is_part(path, t) for t in self.targets)]
+        if not inside:
+            raise ValueError("this network has no linear layers in blocks to learn differences to")
+        wanted = [
+            name
+            for name, path in inside.items()
+            if any(_is_part(path, target) for target in self.targets)
+            or (not self.targets and not _is_part(path, "modulation"))
+        ]
         return [(name, known[name]) for name in wanted]
 
 
