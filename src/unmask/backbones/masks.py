@@ -83,8 +83,7 @@ class KVCache:
 
     def beside(self, start: int | None = None, keep: int | None = None, rows: Tensor | None = None) -> Beside:
         """A call whose tokens stand at `start` (after all that is held, if None); the first `keep` of them
-        (all,
-        if None) are held from then on. `rows` are its sequences among those held."""
+        (all, if None) are held from then on. `rows` are its sequences among those held."""
         return Beside(self, self.end if start is None else start, keep, rows)
 
     def only(self, rows: Tensor) -> None:
@@ -181,8 +180,8 @@ class Sight:
 
     def before(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Where networks that predict the next token are read: the rows [B, n] that stand one place before
-        the
-        asked ones, and for each asked row which of these it is [N]. The first place of a text is its own."""
+        the asked ones, and for each asked row which of these it is [N]. The first place of a text is its
+        own."""
         key, found = self.neighbours(-1)
         itself = torch.arange(len(key), device=key.device)
         held = len(self.key_place) - len(key)

@@ -1,9 +1,8 @@
 """Block diffusion: autoregression over blocks, masked diffusion within.
 
 -log p(x) = sum over blocks b of -log p(x_b | x_<b), each bounded as MDLM bounds a text, given the clean
-blocks
-before it. One pass over [z ; x] has the answers for all blocks: a noisy block sees itself and the clean
-blocks before it. Blocks as long as the text are MDLM; blocks of one token are autoregression, exactly.
+blocks before it. One pass over [z ; x] has the answers for all blocks: a noisy block sees itself and the
+clean blocks before it. Blocks as long as the text are MDLM; blocks of one token are autoregression, exactly.
 """
 
 from __future__ import annotations

@@ -121,9 +121,8 @@ def save(
     """Write a model folder: all of it or, if anything fails, nothing.
 
     `published`: in the layout that models of its kind are published in, for programs that read that one.
-    `facts`: how
-    the model was trained, for its card. `overwrite` keeps a card that was edited by hand as it is; delete
-    that card first to get a new one.
+    `facts`: how the model was trained, for its card. `overwrite` keeps a card that was edited by hand as it
+    is; delete that card first to get a new one.
     """
     if any(".parametrizations." in name for name, _ in model.denoise.named_parameters()):
         raise ValueError("this model has low-rank differences that are not merged yet: merge them, then save")

@@ -77,9 +77,8 @@ class Blockwise:
     """Blocks of `size` tokens, each filled by the `sampler`, whose steps are those of one block.
 
     Blocks begin at a row's first hole. A block diffusion model has a size of its own, which stays if `size`
-    is
-    None, its blocks begin with the text, and its cache is exact. A row ends with the block in which the token
-    `stop` was written: what is left of it is filled with that token.
+    is None, its blocks begin with the text, and its cache is exact. A row ends with the block in which the
+    token `stop` was written: what is left of it is filled with that token.
     """
 
     size: int | None = None
@@ -220,8 +219,7 @@ class _Window(Around):
 
     def _time(self, z: Tokens, t: Times, which: Tensor) -> Times:
         """A block diffusion model is told the block's time; any other that of the whole text, most of whose
-        holes
-        may lie ahead."""
+        holes may lie ahead."""
         if isinstance(self.outer, BlockMasking):
             return t
         mask = self.vocab.mask

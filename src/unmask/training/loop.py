@@ -57,14 +57,13 @@ TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 class Training:
     """How long and how to train; the defaults are the paper's, but for the number of steps.
 
-    `microbatch`: rows that a rank takes at once, all of its own if None. `random_length`: the share of
-    steps whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good
-    at it. `compile`: turn the network's blocks into machine code first, which takes a minute or two.
-    `recompute`: a third more work for a fraction of the memory that rows take, with the same gradients.
-    `opening`: the share of the run in which a network that was born causal is opened, step by step; None
-    leaves
-    it as it is. `patience`: bad steps in a row (loss or gradient not finite) after which the run stops.
-    `trackers`: who is told the figures beside `metrics.jsonl`.
+    `microbatch`: rows that a rank takes at once, all of its own if None. `random_length`: the share of steps
+    whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good at it.
+    `compile`: turn the network's blocks into machine code first, which takes a minute or two. `recompute`: a
+    third more work for a fraction of the memory that rows take, with the same gradients. `opening`: the share
+    of the run in which a network that was born causal is opened, step by step; None leaves it as it is.
+    `patience`: bad steps in a row (loss or gradient not finite) after which the run stops. `trackers`: who is
+    told the figures beside `metrics.jsonl`.
     """
 
     steps: int = 10_000

@@ -21,8 +21,7 @@ _IN_BLOCK = re.compile(r"(?:^|\.)(?:blocks|layers?|h)\.\d+\.(.+)")
 @dataclass(frozen=True)
 class LowRank:
     """Differences of at most `rank`, for the linear layers of the blocks (but for the time's), or for those
-    that
-    `targets` name.
+    that `targets` name.
 
     A target is the path of a layer inside a block, or its beginning: "attention" is all of its layers, and
     "attention.qkv" one. `seed` decides where the matrices A start.
