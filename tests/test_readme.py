@@ -76,7 +76,7 @@ def test_the_demo(workplace: Path) -> None:
 
 def test_commands(workplace: Path) -> None:
     commands = [command for command in lines("unmask", "torchrun") if "serve" not in command]
-    assert len(commands) == 14
+    assert len(commands) == 18
     for command in commands:
         small = SMALL if "train" in command and "--set" not in command else ""
         shown = run(f"{command} {small}", workplace)
