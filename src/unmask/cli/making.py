@@ -169,7 +169,7 @@ def export(source: Model, out: Model, published: bool = False) -> None:
         source: The folder of a run (its averaged weights are taken) or of a model.
         out: The new folder; or a file that ends in .onnx, for onnxruntime and its like: tokens
             [batch, length] in, log-probabilities of the clean token out.
-        published: In the layout of the published MDLM models instead of ours.
+        published: In the layout that such models are published in (MDLM, BD3LM, LLaDA, Dream, transformers).
     """
     from unmask.experiment import averaged_model
     from unmask.release import export_onnx, save

@@ -49,7 +49,7 @@ def score(
       unmask score runs/demo/model "for i in range(10):" --precision 0.02
 
     Args:
-        model: A model folder, of ours or in the published MDLM layout.
+        model: A model folder, of ours or in a published layout, or a name on the hub.
         texts: One or more texts.
         draws: Random maskings of each text; more make the error smaller.
         precision: Draw as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
