@@ -176,3 +176,15 @@ def test_bfloat16_is_float32_but_for_its_rounding(objective: unmask.MDLM | unmas
     texts = rounded.sample(2, 12, seed=4).texts
     assert texts == rounded.sample(2, 12, seed=4).texts
     assert all(set(text) <= set("abc ") for text in texts)
+
+
+def test_an_option_of_another_sampler_is_refused() -> None:
+    lm = LanguageModel(tiny.denoiser(MDLM()))
+    for name, words in (("default", "name that one, too"), ("confidence", "has no threshold")):
+        with pytest.raises(ValueError, match=words):
+            lm.sampler(name, threshold=0.5)
+    chosen = lm.sampler("threshold", threshold=0.5)
+    assert isinstance(chosen, unmask.Threshold)
+    assert chosen.threshold == 0.5
+    with pytest.raises(ValueError, match="this model has an exact one"):
+        LanguageModel(tiny.denoiser(unmask.BlockDiffusion(block=3))).sampler("confidence", cache="dual")

@@ -124,6 +124,8 @@ class LanguageModel:
             why = "this model has an exact one" if causal else "say how long a block is"
             raise ValueError(f"a {cache} cache is for masked diffusion that is written in blocks: {why}")
         if name == "default" and block is None:
+            if options:
+                raise ValueError(f"{next(iter(options))} is for a sampler of its own: name that one, too")
             return self.default_sampler(steps, choice)
         kind: Any = _known(name if name != "default" else "confidence", BY_NAME, "sampler")
         counted = {"steps": steps} if "steps" in kind.__dataclass_fields__ else {}
