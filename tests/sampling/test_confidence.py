@@ -14,7 +14,7 @@ import tiny
 from unmask import MDLM, Choice
 from unmask.sampling import Confidence, EntropyBounded, Factor, RandomOrder, Threshold
 from unmask.sampling.ancestral import rank
-from unmask.sampling.base import spread
+from unmask.sampling.base import share
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import AnyOrder, Entropy, Margin, Probability, entropy
 
@@ -53,7 +53,7 @@ def test_the_surest_positions_come_first(order: AnyOrder, steps: int) -> None:
 
 
 def test_shares_are_even_and_complete() -> None:
-    shares = spread(torch.tensor([10, 3, 0]), 4)
+    shares = share(torch.tensor([[10], [3], [0]]), 4, torch.arange(4))
     assert shares.tolist() == [[3, 3, 2, 2], [1, 1, 1, 0], [0, 0, 0, 0]]
 
 

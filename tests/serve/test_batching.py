@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from torch import Tensor
 import tiny
 from unmask import MDLM, DiTConfig, ModelConfig, Vocab
 from unmask.backbones.dit import LocalStart
+from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.model import Denoiser
+from unmask.sampling import Confidence, EntropyBounded, Threshold
+from unmask.sampling.base import Drawn, Judged, choose
 from unmask.serve import batching
 from unmask.serve.batching import Conversation, Question, ask, together
 
@@ -54,6 +59,48 @@ def test_answers_are_those_that_each_would_get_alone(kind: str, lengths: tuple[i
         torch.testing.assert_close(answer, net(asked.z, asked.t, asked.rows), rtol=1e-10, atol=1e-10)
 
 
+def test_who_wants_the_same_of_the_lines_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws of two kinds, a judgement, whole lines and something that cannot be joined."""
+    net = denoiser("plain")
+    drawn: list[int] = []
+
+    def watched(choice: Choice, log_x: Tensor, *rest: Any) -> Tensor:
+        drawn.append(len(log_x))
+        return choose(choice, log_x, *rest)
+
+    monkeypatch.setattr("unmask.sampling.base.choose", watched)
+    sampler = Confidence(steps=3)
+    questions = []
+    for n in range(9):
+        asked = question(3 + n, seed=n)
+        uniform = torch.rand(asked.lines, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        draw, greedy = Drawn(Choice(), uniform, 6), Drawn(Choice(temperature=0), uniform, 6)
+        surprise = partial(_first_column, asked.lines)
+        wanted = (draw, greedy, Judged(draw, sampler.sureness, True), None, surprise, draw)[n % 6]
+        questions.append(replace(asked, each=wanted))
+    alone = [net(asked.z, asked.t, asked.rows, each=asked.each) for asked in questions]
+    drawn.clear()
+    for answer, own in zip(ask(net, questions), alone, strict=True):
+        torch.testing.assert_close(answer, own, rtol=1e-10, atol=1e-10)
+    kinds = [(0, 5, 6), (1, 7), (2, 8)]
+    assert drawn == [sum(questions[n].lines for n in kind) for kind in kinds]
+
+
+def _first_column(lines: int, log_x: Tensor, part: slice | Tensor) -> Tensor:
+    assert len(log_x) == lines
+    return log_x[:, 0]
+
+
+def test_judgements_by_different_measures_are_not_joined() -> None:
+    draw = Drawn(Choice(), torch.zeros(1), 6)
+    one, same, other = (
+        Judged(draw, sampler.sureness, True) for sampler in (Confidence(8), Threshold(), EntropyBounded())
+    )
+    assert one.kind == same.kind
+    assert one.kind != other.kind
+    assert Judged(draw, Confidence(8).sureness, False).kind != one.kind
+
+
 def test_times_of_single_positions_stay_with_them() -> None:
     net = denoiser("timed")
     one, other = question(6, 0), question(9, 1)
@@ -63,7 +110,7 @@ def test_times_of_single_positions_stay_with_them() -> None:
 
 
 def test_who_has_waited_longest_is_first_and_takes_along_who_fits() -> None:
-    short, long, peculiar = question(5, 0), question(40, 1), question(5, 2, cache=object())
+    short, long, peculiar = question(5, 0), question(70, 1), question(5, 2, cache=object())
     assert together([short, long, short, peculiar, short], 8, 7) == [0, 2, 4]
     assert together([long, short, long], 8, 7) == [0, 2]
     assert together([peculiar, short, peculiar], 8, 7) == [0]
@@ -72,7 +119,7 @@ def test_who_has_waited_longest_is_first_and_takes_along_who_fits() -> None:
 
 def test_answers_of_one_call_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     several = [question(5, n) for n in range(4)]
-    monkeypatch.setattr(batching, "MOST_LOGITS", 7 * (several[0].lines() + several[1].lines()))
+    monkeypatch.setattr(batching, "MOST_LOGITS", 7 * (several[0].lines + several[1].lines))
     assert together(several, 100, 7) == [0, 1]
     monkeypatch.setattr(batching, "MOST_LOGITS", 1)
     assert together(several, 100, 7) == [0]  # somebody must be next

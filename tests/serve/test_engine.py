@@ -14,9 +14,9 @@ from torch import Tensor
 
 from served import language_model, until
 from unmask import LanguageModel
-from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.denoise import Around, Denoise
 from unmask.sampling import BY_NAME
-from unmask.serve.engine import BusyError, ClosedError, Engine, LateError, Task
+from unmask.serve.engine import BusyError, ClosedError, Engine, InternalError, LateError, Task
 from unmask.serve.metrics import Metrics
 from unmask.serve.rows import Row, scoring, writing
 
@@ -115,20 +115,27 @@ def test_scores_are_those_of_the_library_and_wait_for_nobody() -> None:
 
 
 def test_each_token_has_the_probability_that_it_was_drawn_with() -> None:
-    """Where all but one position is given, the network can be asked again."""
+    """Where all but one position is given, the network can be asked again; alone and in company."""
     lm = language_model()
-    ids = [*lm.tokenizer.encode("abc"), lm.vocab.mask]  # type: ignore[union-attr]
-    with engine(lm) as running:
-        waiting = Waiting([writing(lm, ids, lm.sampler("default", 4), 5, alternatives=3)])
-        running.submit(waiting.tasks)
-        (row,) = waiting.wait()
-    z = torch.tensor([ids])
-    log_x = lm.denoise(z, torch.ones(1, 1, dtype=torch.float64), z == lm.vocab.mask)[0].detach()
-    mark = row.marks[3]
-    assert mark.logprob == pytest.approx(float(log_x[row.ids[3]]))
-    best = log_x.topk(3)
-    assert [id_ for id_, _ in mark.alternatives] == best.indices.tolist()
-    assert [p for _, p in mark.alternatives] == pytest.approx(best.values.exp().tolist())
+    texts = [[*lm.tokenizer.encode(text), lm.vocab.mask] for text in ("abc", "fed", "a cab", "hedge")]  # type: ignore[union-attr]
+    kinds = ["default", "confidence", "default", "confidence"]
+    works = [
+        writing(lm, ids, lm.sampler(name, 4), 5, alternatives=3)
+        for ids, name in zip(texts, kinds, strict=True)
+    ]
+    for together in (works[:1], works):
+        with engine(lm) as running:
+            waiting = Waiting(together)
+            running.submit(waiting.tasks)
+            rows = waiting.wait()
+        for ids, row in zip(texts, rows, strict=False):
+            z = torch.tensor([ids])
+            log_x = lm.denoise(z, torch.ones(1, 1, dtype=torch.float64), z == lm.vocab.mask)[0].detach()
+            mark = row.marks[-1]
+            assert mark.logprob == pytest.approx(float(log_x[row.ids[-1]]), rel=1e-5)
+            best = log_x.topk(3)
+            assert [id_ for id_, _ in mark.alternatives] == best.indices.tolist()
+            assert [p for _, p in mark.alternatives] == pytest.approx(best.values.exp().tolist(), rel=1e-5)
 
 
 def test_a_full_queue_takes_nothing_of_a_request() -> None:
@@ -176,12 +183,20 @@ def test_what_goes_wrong_concerns_only_whom_it_concerns() -> None:
     def broken(denoise: Denoise, _tell: Any) -> None:
         raise ValueError("this one is wrong")
 
+    class Unhappy(Around):
+        def __call__(self, z: Tensor, t: Tensor, rows: Any, **context: Any) -> Tensor:
+            return self.denoise(z, t, rows, each=lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+
     fine = writing(lm, canvas(lm, 4, 0), lm.sampler("default", 4), 0)
+    late = writing(
+        lm, canvas(lm, 4, 0), lm.sampler("default", 4), 0, guide=lambda denoise, *_: Unhappy(denoise)
+    )
     with engine(lm) as running:
-        mixed = Waiting([fine, broken, fine])
+        mixed = Waiting([fine, broken, late, fine])
         running.submit(mixed.tasks)
-        good, bad, also_good = mixed.wait()
+        good, bad, also_bad, also_good = mixed.wait()
         assert (str(bad), good.ids) == ("this one is wrong", also_good.ids)
+        assert isinstance(also_bad, InternalError)
         with torch.no_grad():
             lm.denoise.backbone.output.bias[0] = float("nan")
         damaged = Waiting([fine])

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
     Angles,
-    Asked,
     Attention,
     Gated,
     Neighbours,
@@ -27,6 +26,7 @@ from unmask.backbones.layers import (
     TimeEmbedding,
 )
 from unmask.backbones.masks import FLEX, Beside, Order, sight, sparse
+from unmask.backbones.ragged import Asked, Packed
 from unmask.types import Rows, Times, Tokens, Vocab
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -147,7 +147,10 @@ class DiTConfig:
 
 
 class Block(nn.Module):
-    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)); at the `asked` positions, if given."""
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)); at the `asked` positions, if given.
+
+    x is [B, L, width], or [T, width] if `packed`.
+    """
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -181,15 +184,17 @@ class Block(nn.Module):
         beside: Beside | None = None,
         layer: int = 0,
         asked: Asked | None = None,
+        packed: Packed | None = None,
     ) -> Tensor:
         attend, mlp, drop = self.attention, self.mlp, self.dropout
         if self.modulation is None or time is None:
-            mixed = attend(self.norm1(x), angles, seen, beside, layer, asked)
+            mixed = attend(self.norm1(x), angles, seen, beside, layer, asked, packed)
             x = (x if asked is None else asked.of(x)) + drop(mixed)
             x = x + drop(mlp(self.norm2(x)))
             return x
-        shift, scale, *rest = self.modulation(time).chunk(6, dim=-1)
-        mixed = attend(self.norm1(x) * (1 + scale) + shift, angles, seen, beside, layer, asked)
+        parts = self.modulation(time).chunk(6, dim=-1)
+        shift, scale, *rest = parts if packed is None else map(packed.of, parts)
+        mixed = attend(self.norm1(x) * (1 + scale) + shift, angles, seen, beside, layer, asked, packed)
         if asked is not None:
             x, *rest = (asked.of(each) for each in (x, *rest))
         gate1, shift, scale, gate2 = rest
@@ -251,8 +256,13 @@ class DiT(Backbone):
         angles, seen = self.rotary.angles(view.position, x.dtype), view.seen
         whole = sparse(seen) if order is not None and seen is not None and x.device.type in FLEX else seen
         *first, last = self.blocks
+        packed = None
+        if valid is not None and order is None and beside is None:
+            packed = Packed.where(valid | rows if isinstance(rows, Tensor) else valid)
+        x = x if packed is None else packed.of(x)
         for layer, block in enumerate(first):
-            x = self._through(block, x, time, angles, whole, beside, layer)
+            x = self._through(block, x, time, angles, whole, beside, layer, None, packed)
+        x = x if packed is None else packed.spread(x)
         # Nobody looks at the last layer's output but who asked for it.
         asked = None
         if isinstance(rows, Tensor) and not self.causal and not bool(rows.all()):

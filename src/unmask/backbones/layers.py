@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unmask.backbones.masks import Beside, Sight
+from unmask.backbones.ragged import Asked, Packed
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
 """cos and sin of what pairs of dimensions turn by; sin is negative for the first of each pair."""
@@ -44,39 +45,6 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
     """
     cos, sin = (each.to(x.dtype) for each in angles)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
-
-
-class Asked:
-    """The positions that a network is asked at: `rows` [B, L] booleans, N of them in all.
-
-    Their number differs from sequence to sequence, so queries of theirs stand in [B, M] places, M being the
-    most of any sequence.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-        self.sequence, self.position = rows.nonzero(as_tuple=True)
-        self.place = rows.cumsum(1)[rows] - 1
-        self.most = max(1, int(rows.sum(1).max()))
-
-    def of(self, values: Tensor) -> Tensor:
-        """[N, ...] of values [B, 1 or L, ...]."""
-        return values[self.sequence, self.position if values.shape[1] > 1 else 0]
-
-    def placed(self, values: Tensor, elsewhere: float = 0) -> Tensor:
-        """[B, M, ...] with values [N, ...] in their places."""
-        out = values.new_full((len(self.rows), self.most, *values.shape[1:]), elsewhere)
-        return out.index_put((self.sequence, self.place), values)
-
-    def turned(self, angles: Angles) -> Angles:
-        """Those [N, 1, 1, head_width] of the asked positions, of angles [L, ...] or [B, 1, L, ...]."""
-        rows = (self.position,) if angles[0].ndim == 2 else (self.sequence, 0, self.position)
-        cos, sin = (each[rows][:, None, None] for each in angles)
-        return cos, sin
-
-    def taken(self, placed: Tensor) -> Tensor:
-        """[N, ...] from their places in [B, M, ...]."""
-        return placed[self.sequence, self.place]
 
 
 class Neighbours(nn.Module):
@@ -182,19 +150,22 @@ class Attention(nn.Module):
         beside: Beside | None = None,
         layer: int = 0,
         asked: Asked | None = None,
+        packed: Packed | None = None,
     ) -> Tensor:
         """`seen` [B or 1, 1, n or 1, K] is False where a query must not look at a key; or the `sparse`
-        form."""
+        form. x [B, n, width], or [T, width] if `packed`, which is also what comes out."""
         if asked is not None:
             return self._at(asked, x, angles, seen, beside, layer)
-        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        qkv = self.qkv(x) if packed is None else packed.spread(self.qkv(x))
+        heads = qkv.unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = self._query(q, angles), self._key(k, angles)
         if beside is not None:
             k, v = beside.layer(layer, k, v)
         causal = self.causal and seen is None and q.shape[-2] > 1
         mixed = self._mixed(q, k, v, seen, causal)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        mixed = mixed.transpose(1, 2).flatten(2)
+        out: Tensor = self.out(mixed if packed is None else packed.of(mixed))
         return out
 
     def _at(
@@ -218,7 +189,7 @@ class Attention(nn.Module):
         if beside is not None:
             k, v = beside.layer(layer, k, v)
         q = F.linear(asked.of(x), weight[:width], of_queries).view(-1, self.heads, 1, width // self.heads)
-        q = self._query(q, asked.turned(angles))
+        q = self._query(q, _turned(asked, angles))
         if seen is not None and seen.shape[2] > 1:
             seen = asked.placed(asked.of(seen[:, 0].expand(len(x), -1, -1)), elsewhere=True)[:, None]
         mixed = self._mixed(asked.placed(q[:, :, 0]).transpose(1, 2), k, v, seen)
@@ -240,6 +211,13 @@ class Attention(nn.Module):
     def _key(self, k: Tensor, angles: Angles) -> Tensor:
         k = self.k_norm(k)
         return rotate(k if self.k_bias is None else k + self.k_bias.view(self.kv_heads, 1, -1), angles)
+
+
+def _turned(asked: Asked, angles: Angles) -> Angles:
+    """Those [N, 1, 1, head_width] of the asked positions, of angles [L, ...] or [B, 1, L, ...]."""
+    rows = (asked.position,) if angles[0].ndim == 2 else (asked.sequence, 0, asked.position)
+    cos, sin = (each[rows][:, None, None] for each in angles)
+    return cos, sin
 
 
 @lru_cache(maxsize=1)

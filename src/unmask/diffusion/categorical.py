@@ -64,7 +64,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform a line."""
     cumulative = weights.double().cumsum(-1)
     total = cumulative[:, -1:]
-    if not bool((total.isfinite() & (total > 0)).all()):
+    if total.numel() and not all(0 < float(end) < torch.inf for end in total.aminmax()):  # or NaN
         raise DamagedError(
             "the network's log-probabilities are NaN or give no token any probability;"
             " its weights are damaged or its input is out of range"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from unmask.diffusion.process import Process
-from unmask.types import Each, Rows, Times, Tokens, Vocab
+from unmask.types import Each, LogX, Rows, Times, Tokens, Vocab
 
 
 class Denoise(Protocol):
@@ -65,6 +67,22 @@ class Denoise(Protocol):
         these are [B] is of no interest to a network, but to denoisers that know something of each of them.
         """
         ...
+
+
+class Joinable(ABC):
+    """An `Each` that can speak for others of its `kind` too, whose lines follow its own."""
+
+    @abstractmethod
+    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """What those that can be joined have in common."""
+
+    @abstractmethod
+    def join(self, others: Sequence[Any], lines: Sequence[int]) -> Each:
+        """What it and the others say of their lines one after another: so many of each, its own first."""
 
 
 class Around:

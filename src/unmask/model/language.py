@@ -327,7 +327,7 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.denoise.parameters()).device
+        return self.denoise.backbone.output.weight.device
 
     @contextmanager
     def inference(self) -> Iterator[None]:

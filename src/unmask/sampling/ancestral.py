@@ -25,7 +25,7 @@ from unmask.sampling.base import (
     remaining_time,
     reversed_process,
     row_uniforms,
-    spread,
+    share,
     start,
 )
 from unmask.sampling.canvas import Canvas
@@ -118,7 +118,7 @@ class RandomOrder:
         hidden = (z == denoise.vocab.mask).cpu()
         holes = hidden.sum(1)
         order = rank(uniforms(canvas.seeds, z.shape[1]).masked_fill(~hidden, torch.inf))
-        done = spread(holes, self.steps).cumsum(1)
+        done = share(holes[:, None], self.steps, torch.arange(self.steps)).cumsum(1)
         step = torch.searchsorted(done, order, right=True)
         before = torch.cat([torch.zeros_like(done[:, :1]), done], 1).gather(1, step)
         time = remaining_time(denoise, holes[:, None] - before, holes[:, None].clamp(min=1))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from unmask.diffusion.categorical import Choice, draw
-from unmask.diffusion.denoise import Around, Denoise
+from unmask.diffusion.denoise import Around, Denoise, Joinable
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
 from unmask.sampling.canvas import Canvas
@@ -57,10 +57,9 @@ def start(denoise: Denoise, canvas: Canvas, *, any_length: bool = False) -> Toke
     return canvas.tokens.long().clone()
 
 
-def spread(counts: Tensor, steps: int) -> Tensor:
-    """[B, steps]: how many of each row's `counts` positions fall to each step, as even as can be."""
-    base, extra = counts[:, None] // steps, counts[:, None] % steps
-    return base + (torch.arange(steps) < extra)
+def share(counts: Tensor, steps: int, step: Tensor | int) -> Tensor:
+    """How many of `counts` positions fall to the `step`, as even as can be: the first have one more."""
+    return counts // steps + (counts % steps > step)
 
 
 def remaining_time(denoise: Denoise, masked: Tensor, at_start: Tensor) -> Times:
@@ -86,13 +85,8 @@ def choose(choice: Choice, log_x: LogX, uniform: Tensor, mask: int, jump: Tensor
     return draw(weights, uniform)
 
 
-def probability(log_x: LogX, token: Tensor) -> Tensor:
-    """Of the tokens [N], by their lines."""
-    return log_x.gather(-1, token[:, None])[:, 0].exp()
-
-
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Joinable):
     """A token for each line, from a uniform [N] each; asked of a denoiser, so that log_x need not be
     whole."""
 
@@ -104,19 +98,47 @@ class Drawn:
         """int64 [n]."""
         return choose(self.choice, log_x, self.uniform[part], self.mask)
 
+    @property
+    def kind(self) -> Hashable:
+        """Whose tokens are chosen in one way."""
+        return Drawn, self.choice, self.mask
+
+    def join(self, others: Sequence[Drawn], _lines: Sequence[int]) -> Drawn:
+        """One draw for all lines."""
+        return replace(self, uniform=torch.cat([self.uniform, *(other.uniform for other in others)]))
+
+
+class Sureness(Protocol):
+    """How sure a token is of its place; two that are equal judge alike."""
+
+    def score(self, log_x: LogX, token: Tensor) -> Tensor:
+        """[N]: the larger, the surer."""
+        ...
+
 
 @dataclass(frozen=True)
-class Judged:
-    """A drawn token for each line and how sure it is, as float64 [n, 2]; lines are normalised first."""
+class Judged(Joinable):
+    """A drawn token for each line and how sure it is; lines that are not `normalised` are so first."""
 
     drawn: Drawn
-    score: Callable[[LogX, Tensor], Tensor]
+    sureness: Sureness
+    normalised: bool
 
     def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
         """float64 [n, 2]."""
-        log_x = log_x - log_x.logsumexp(-1, keepdim=True)
+        if not self.normalised:
+            log_x = log_x - log_x.logsumexp(-1, keepdim=True)
         token = self.drawn(log_x, part)
-        return torch.stack([token.double(), self.score(log_x, token).double()], -1)
+        return torch.stack([token.double(), self.sureness.score(log_x, token).double()], -1)
+
+    @property
+    def kind(self) -> Hashable:
+        """Whose tokens are chosen and judged in one way."""
+        return Judged, self.drawn.kind, self.sureness, self.normalised
+
+    def join(self, others: Sequence[Judged], lines: Sequence[int]) -> Judged:
+        """One judgement of all lines."""
+        return replace(self, drawn=self.drawn.join([other.drawn for other in others], lines))
 
 
 class Padded(Around):

@@ -18,11 +18,10 @@ from unmask.sampling.ancestral import rank, write
 from unmask.sampling.base import (
     Drawn,
     Judged,
-    probability,
     remaining_time,
     reversed_process,
     row_uniforms,
-    spread,
+    share,
     start,
 )
 from unmask.sampling.canvas import Canvas
@@ -35,7 +34,7 @@ class Probability:
 
     def score(self, log_x: LogX, token: Tensor) -> Tensor:
         """[N]: the larger, the surer."""
-        return probability(log_x, token)
+        return log_x.gather(-1, token[:, None])[:, 0].exp()
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,10 @@ class ByConfidence(ABC):
     choice: Choice
     late: tuple[int, ...]
 
+    @property
     @abstractmethod
-    def score(self, log_x: LogX, token: Tensor) -> Tensor:
-        """[N]: the larger, the surer."""
+    def sureness(self) -> AnyOrder:
+        """By what the surest are found."""
 
     @abstractmethod
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
@@ -111,18 +111,18 @@ class ByConfidence(ABC):
             rows = z[active] == mask
             t = remaining_time(denoise, rows.sum(1, keepdim=True), holes[active, None])
             drawn = Drawn(self.choice, row_uniforms(canvas.seeds, active, 2 * step, rows), mask)
-            said = denoise(z[active], t, rows, each=Judged(drawn, self.score), which=active)
-            token = said[:, 0].long()
-            score = said.new_full(rows.shape, -torch.inf)
-            score[rows] = said[:, 1].where(~torch.isin(token, self._late(token)), LEAST)
+            judged = Judged(drawn, self.sureness, denoise.normalised)
+            token, sure = denoise(z[active], t, rows, each=judged, which=active).unbind(-1)
+            token = token.long()
+            if self.late:
+                late = torch.tensor(self.late, device=token.device)
+                sure = sure.masked_fill(torch.isin(token, late), LEAST)
+            score = sure.new_full(rows.shape, -torch.inf).masked_scatter(rows, sure)
             place = order_of_sureness(score, rows, row_uniforms(canvas.seeds, active, 2 * step + 1, rows))
             keep = self.kept(score, place, holes[active], step) & rows
             z = write(z, active, keep, token[keep[rows]])
             step += 1
             yield z
-
-    def _late(self, like: Tensor) -> Tensor:
-        return torch.tensor(self.late, dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,12 @@ class Confidence(ByConfidence):
     def __post_init__(self) -> None:
         check_steps(self.steps)
 
-    def score(self, log_x: LogX, token: Tensor) -> Tensor:
-        return self.order.score(log_x, token)
+    @property
+    def sureness(self) -> AnyOrder:
+        return self.order
 
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
-        return place < spread(holes.cpu(), self.steps)[:, step, None].to(score.device)
+        return place < share(holes, self.steps, step)[:, None]
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,9 @@ class Threshold(ByConfidence):
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold}")
 
-    def score(self, log_x: LogX, token: Tensor) -> Tensor:
-        return probability(log_x, token)
+    @property
+    def sureness(self) -> Probability:
+        return Probability()
 
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
         return (score >= self.threshold) | (place == 0)
@@ -178,14 +180,15 @@ class Factor(ByConfidence):
         if not self.factor >= 0:
             raise ValueError(f"the factor must be 0 or above; got {self.factor}")
 
-    def score(self, log_x: LogX, token: Tensor) -> Tensor:
-        return probability(log_x, token)
+    @property
+    def sureness(self) -> Probability:
+        return Probability()
 
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
         where = place.argsort(1)
-        sureness = score.gather(1, where)
+        sure = score.gather(1, where)
         number = torch.arange(1, score.shape[1] + 1, device=score.device)
-        enough = sureness >= 1 - self.factor / (number + 1)
+        enough = sure >= 1 - self.factor / (number + 1)
         enough[:, 0] = True
         return torch.zeros_like(enough).scatter(1, where, enough.cumprod(1).bool())
 
@@ -205,8 +208,9 @@ class EntropyBounded(ByConfidence):
         if not self.bound >= 0:
             raise ValueError(f"the bound on the entropy must be 0 or above; got {self.bound}")
 
-    def score(self, log_x: LogX, token: Tensor) -> Tensor:
-        return -entropy(log_x)
+    @property
+    def sureness(self) -> Entropy:
+        return Entropy()
 
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
         where = place.argsort(1)

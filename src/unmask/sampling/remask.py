@@ -20,8 +20,9 @@ from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import Masking
 from unmask.diffusion.times import check_steps, levels
 from unmask.sampling.ancestral import write
-from unmask.sampling.base import Drawn, Judged, probability, reversed_process, row_uniforms, start
+from unmask.sampling.base import Drawn, Judged, reversed_process, row_uniforms, start
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.confidence import Probability
 from unmask.types import Tokens
 
 
@@ -133,7 +134,7 @@ class Remask:
             if len(active):
                 t = times[step - 1].expand(len(active), 1).to(z.device)
                 uniform = row_uniforms(canvas.seeds, active, 2 * step + 1, shown[active])
-                judged = Judged(Drawn(self.choice, uniform, mask), probability)
+                judged = Judged(Drawn(self.choice, uniform, mask), Probability(), denoise.normalised)
                 said = denoise(z[active], t, shown[active], each=judged, which=active)
                 z = write(z, active, shown[active], said[:, 0].long())
                 sureness[shown] = said[:, 1]

@@ -7,20 +7,21 @@ greenlet. So code that knows nothing of batches joins and leaves them between an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
-from unmask.diffusion.denoise import Around, Denoise
+from unmask.diffusion.denoise import Around, Denoise, Joinable
 from unmask.types import Each, Rows, Times, Tokens
 
 MOST_LOGITS = 1 << 26
 """Numbers that may be answered at a time: a quarter of a gigabyte of float32."""
-SHORTEST = 32
+SHORTEST = 64
 """Rows up to this length share calls whatever their lengths are."""
 
 
@@ -44,6 +45,7 @@ class Question:
             return None
         return max(SHORTEST, 1 << (self.z.shape[1] - 1).bit_length())
 
+    @cached_property
     def lines(self) -> int:
         """How many lines of log_x answer it."""
         return int(self.rows.sum()) if isinstance(self.rows, Tensor) else len(self.rows[0])
@@ -93,13 +95,13 @@ def together(questions: Sequence[Question], most_rows: int, vocab: int) -> list[
     """Which questions (their places) to ask in the next call: the first, which has waited longest, and
     those that fit to it."""
     first = questions[0]
-    chosen, rows, logits = [0], len(first.z), first.lines() * vocab
+    chosen, rows, logits = [0], len(first.z), first.lines * vocab
     if first.bucket is None:
         return chosen
     for place, other in enumerate(questions[1:], start=1):
         if other.bucket != first.bucket:
             continue
-        rows, logits = rows + len(other.z), logits + other.lines() * vocab
+        rows, logits = rows + len(other.z), logits + other.lines * vocab
         if rows > most_rows or logits > MOST_LOGITS:
             break
         chosen.append(place)
@@ -107,10 +109,42 @@ def together(questions: Sequence[Question], most_rows: int, vocab: int) -> list[
 
 
 def ask(denoise: Denoise, questions: Sequence[Question]) -> list[Tensor]:
-    """The answers to questions of one bucket, from one call."""
-    if len(questions) == 1:
+    """The answers to questions of one bucket, from one call.
+
+    What is wanted of the lines is worked out at once for all who want it in one way.
+    """
+    if len(questions) == 1 and not isinstance(questions[0].each, Joinable):
         (one,) = questions
         return [denoise(one.z, one.t, one.rows, each=one.each, **one.context)]
+    groups: dict[Hashable, list[int]] = {}
+    for place, question in enumerate(questions):
+        each = question.each
+        groups.setdefault(each.kind if isinstance(each, Joinable) else place, []).append(place)
+    several = [[questions[place] for place in group] for group in groups.values()]
+    log_x = _log_x(denoise, [question for group in several for question in group])
+    parts = torch.split(log_x, [sum(question.lines for question in group) for group in several])
+    said = [answer for group, lines in zip(several, parts, strict=True) for answer in _said(group, lines)]
+    places = [place for group in groups.values() for place in group]
+    return [answer for _, answer in sorted(zip(places, said, strict=True), key=lambda pair: pair[0])]
+
+
+def _said(questions: Sequence[Question], log_x: Tensor) -> Sequence[Tensor]:
+    """What questions of one kind want of their lines."""
+    first, *others = (question.each for question in questions)
+    if first is None:
+        return [log_x]
+    sizes = [question.lines for question in questions]
+    if others:
+        assert isinstance(first, Joinable)
+        first = first.join(others, sizes)
+    return torch.split(first(log_x, slice(None)), sizes)
+
+
+def _log_x(denoise: Denoise, questions: Sequence[Question]) -> Tensor:
+    """The lines of all questions one after another, from rows of one length."""
+    if len(questions) == 1:
+        (one,) = questions
+        return denoise(one.z, one.t, one.rows, **one.context)
     lengths = [question.z.shape[1] for question in questions]
     longest = max(lengths)
     z = torch.cat([_padded(question.z, longest, 0) for question in questions])
@@ -127,12 +161,7 @@ def ask(denoise: Denoise, questions: Sequence[Question]) -> list[Tensor]:
         context["valid"] = torch.cat(
             [_padded(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in questions]
         )
-    log_x = denoise(z, t, rows, **context)
-    lines = torch.split(log_x, [question.lines() for question in questions])
-    return [
-        line if question.each is None else question.each(line, slice(None))
-        for line, question in zip(lines, questions, strict=True)
-    ]
+    return denoise(z, t, rows, **context)
 
 
 def _padded(values: Tensor, length: int, filler: int) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.diffusion.denoise import Around, Denoise
+from unmask.diffusion.denoise import Around, Denoise, Joinable
 from unmask.evaluation.likelihood import score_ids
 from unmask.evaluation.score import Score
 from unmask.guidance import Guide
@@ -66,21 +66,21 @@ def writing(
 
     def work(denoise: Denoise, tell: Callable[[Any], None]) -> Row:
         heard = _Heard(denoise)
-        before = torch.tensor([list(ids)], device=model.device)
+        shown = tuple(ids)
+        start = torch.tensor([shown], device=model.device)
         written: list[Mark | None] = [None] * len(ids)
         steps = [0] * len(ids)
-        asked: Denoise = heard if guide is None else guide(heard, before, model.tokenizer)
-        for number, z in enumerate(sampler.run(asked, Canvas(before, (seed,))), start=1):
-            places = (z != before)[0].nonzero()[:, 0].tolist()
-            marks = tuple(heard.marks(places, z[0], mask, alternatives))
+        asked: Denoise = heard if guide is None else guide(heard, start, model.tokenizer)
+        for number, z in enumerate(sampler.run(asked, Canvas(start, (seed,))), start=1):
+            before, shown = shown, tuple(z[0].tolist())
+            places = [place for place, (old, new) in enumerate(zip(before, shown, strict=True)) if old != new]
+            marks = tuple(heard.marks(places, shown, mask, alternatives))
             for mark in marks:
                 written[mark.position], steps[mark.position] = mark, number
-            before = z
-            shown = tuple(z[0].tolist())
             tell(Step(number, shown, marks))
             if enough(shown):
                 break
-        return Row(tuple(before[0].tolist()), tuple(written), tuple(steps))
+        return Row(shown, tuple(written), tuple(steps))
 
     return work
 
@@ -94,18 +94,48 @@ def scoring(model: LanguageModel, ids: Sequence[int], draws: int, seed: int) -> 
     return work
 
 
+@dataclass(frozen=True)
+class _Listening(Joinable):
+    """Says what another `each` says, or all there is if there is none, and keeps the lines."""
+
+    each: Joinable | None
+    kept: list[LogX]
+
+    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
+        whole = isinstance(part, slice) and part == slice(None)
+        self.kept.append(log_x if whole else log_x.clone())  # the next part is written over this one
+        return log_x if self.each is None else self.each(log_x, part)
+
+    @property
+    def kind(self) -> Hashable:
+        return _Listening, id(self) if self.each is None else self.each.kind
+
+    def join(self, others: Sequence[_Listening], lines: Sequence[int]) -> Each:
+        assert self.each is not None
+        each, everybody = self.each.join([other.each for other in others], lines), [self, *others]
+
+        def joined(log_x: LogX, part: slice | Tensor) -> Tensor:
+            for listening, own in zip(everybody, torch.split(log_x, list(lines)), strict=True):
+                listening.kept.append(own)
+            return each(log_x, part)
+
+        return joined
+
+
 class _Heard(Around):
     """A denoiser that remembers its last answer."""
 
     def __init__(self, denoise: Denoise) -> None:
         super().__init__(denoise)
         self._line: dict[int, int] = {}
-        self._log_x: Tensor | None = None
+        self._kept: list[LogX] = []
 
     def __call__(
         self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
     ) -> Tensor:
-        log_x = self.denoise(z, t, rows, **context)
+        self._kept = []
+        joinable = each if isinstance(each, Joinable) else None
+        said = self.denoise(z, t, rows, each=_Listening(joinable, self._kept), **context)
         asked = rows[0].nonzero()[:, 0] if isinstance(rows, Tensor) else rows[1]
         order, beside = context.get("order"), context.get("beside")
         if order is not None:
@@ -113,27 +143,25 @@ class _Heard(Around):
         elif beside is not None:
             asked = asked + beside.start
         self._line = {place: line for line, place in enumerate(asked.tolist())}
-        self._log_x = log_x
-        return log_x if each is None else each(log_x, slice(None))
+        # Anything else may fail, and then must not do so in everybody's call.
+        return said if each is None or joinable is not None else each(said, slice(None))
 
-    def marks(self, places: Sequence[int], ids: Tensor, mask: int, alternatives: int) -> list[Mark]:
-        """What was written at these places, with what the network said there."""
-        found = []
-        for place in places:
-            id_ = int(ids[place])
-            line = self._at(place)
-            if id_ == mask or line is None:
-                found.append(Mark(place, None if id_ == mask else id_))
-                continue
-            best = line.topk(min(alternatives, len(line) - 1)) if alternatives else None
-            others = (
-                () if best is None else zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
-            )
-            found.append(Mark(place, id_, float(line[id_]), tuple(others)))
-        return found
+    def marks(self, places: Sequence[int], ids: Sequence[int], mask: int, alternatives: int) -> list[Mark]:
+        """What was written at these places, with what the network said there, if it was asked."""
+        found = {place: Mark(place, None if ids[place] == mask else ids[place]) for place in places}
+        asked = [place for place in places if place in self._line and ids[place] != mask]
+        if asked:
+            whole = self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
+            lines = [self._line[place] for place in asked]
+            logprobs = whole[lines, [ids[place] for place in asked]].tolist()
+            others = _best(whole[lines], alternatives) if alternatives else [()] * len(asked)
+            for place, logprob, best in zip(asked, logprobs, others, strict=True):
+                found[place] = Mark(place, ids[place], logprob, best)
+        return list(found.values())
 
-    def _at(self, place: int) -> LogX | None:
-        """The line of log_x of a place, if the network was asked there."""
-        if self._log_x is None or place not in self._line:
-            return None
-        return self._log_x[self._line[place]]
+
+def _best(log_x: LogX, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The most probable tokens of each line, and how probable they are."""
+    best = log_x.topk(min(count, log_x.shape[1] - 1))
+    pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+    return [tuple(zip(tokens, chances, strict=True)) for tokens, chances in pairs]

@@ -1,4 +1,4 @@
-"""A network that is asked at some positions says there what it says when it is asked at all."""
+"""Asked at some positions, a network says there what it says when asked at all; padding costs nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from backbones.test_dit import BIDIRECTIONAL, OPTIONS, network, tokens
-from unmask.backbones.layers import Asked
+from unmask.backbones.ragged import Asked, Packed
 
 B, L = 4, 9
 ROWS = {
@@ -86,3 +86,55 @@ def test_places() -> None:
     values = torch.arange(B * L).view(B, L)[ROWS["some"]]
     assert asked.most == int(ROWS["some"].sum(1).max())
     assert asked.taken(asked.placed(values)).tolist() == values.tolist()
+
+
+@every_network
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [1, L], ids=["one time a sequence", "one time a position"])
+@pytest.mark.parametrize("left", [False, True], ids=["padding after", "padding before"])
+def test_a_padded_sequence_is_what_it_is_alone(
+    options: dict[str, Any], causal: bool, width: int, left: bool
+) -> None:
+    if causal and ("local" in options or options.get("shifted")):
+        return
+    valid = VALID.flip(1) if left else VALID
+    z, t = tokens(B, L), torch.linspace(0.1, 0.9, B * width, dtype=torch.float64).view(B, width)
+    gradients = []
+    for padded in (True, False):
+        net = network(causal=causal, **options).double()
+        if padded:
+            out = net.encode(z, t, valid=valid)[valid]
+        else:
+            alone = [
+                net.encode(row[kept][None], time[kept if width > 1 else ...][None])[0]
+                for row, time, kept in zip(z, t, valid, strict=True)
+            ]
+            out = torch.cat(alone)
+        out.sin().sum().backward()
+        gradients.append((out.detach(), {name: p.grad for name, p in net.named_parameters()}))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_padding_is_left_out_of_the_layers() -> None:
+    net = network(depth=2)
+    seen: list[int] = []
+    for name in ("attention.qkv", "attention.out", "mlp"):
+        net.blocks[0].get_submodule(name).register_forward_hook(
+            lambda _, given, __: seen.append(given[0].numel())
+        )
+    net.encode(tokens(B, L), torch.zeros(B, 1), VALID, valid=VALID)
+    assert seen == [int(VALID.sum()) * net.config.width] * 3
+
+
+def test_lines_and_rectangles() -> None:
+    packed = Packed(VALID)
+    values = torch.arange(B * L * 2).view(B, L, 2)
+    assert torch.equal(packed.of(values), values[VALID])
+    assert torch.equal(packed.spread(packed.of(values))[VALID], values[VALID])
+    one = torch.arange(B).view(B, 1, 1)
+    assert torch.equal(packed.of(one), one.expand(B, L, 1)[VALID])
+
+
+@pytest.mark.parametrize("kept", [torch.ones(2, 3), torch.zeros(2, 3)], ids=["no padding", "nothing else"])
+def test_nothing_to_leave_out(kept: Tensor) -> None:
+    assert Packed.where(kept.bool()) is None
