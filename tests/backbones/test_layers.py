@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.backbones.layers import Rotary, TimeEmbedding, rotate
+from unmask.backbones.layers import GELU, Rotary, TimeEmbedding, rotate
 
 
 def vectors(*shape: int, seed: int = 0) -> Tensor:
@@ -87,3 +87,13 @@ def test_time_embedding_works_in_the_precision_of_its_weights(dtype: torch.dtype
     got = embedding.to(dtype)(t)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), expected, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gelu_is_the_same_in_training_and_afterwards(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(-30, 30, 9999), torch.tensor([0.0, 1e-30, 1e15, -1e15])]).to(dtype)
+    expected = torch.nn.functional.gelu(x, approximate="tanh")
+    before = x.clone()
+    torch.testing.assert_close(GELU()(x), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(x, before)
+    assert torch.equal(GELU()(x.requires_grad_()), expected)

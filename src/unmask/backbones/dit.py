@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
+    GELU,
     Angles,
     Attention,
     Gated,
@@ -30,7 +30,7 @@ from unmask.backbones.ragged import Asked, Packed
 from unmask.types import Rows, Times, Tokens, Vocab
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": partial(nn.GELU, approximate="tanh"),
+    "gelu": GELU,
     "relu2": SquaredReLU,
 }
 """What may stand between a block's two linear layers."""

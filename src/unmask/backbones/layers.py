@@ -80,6 +80,20 @@ class Neighbours(nn.Module):
         return y
 
 
+class GELU(nn.Module):
+    """x/2 (1 + tanh(c (x + 0.044715 x^3))) with c = sqrt(2/pi), which is x sigmoid(2c (x + 0.044715 x^3)).
+
+    As a sigmoid it takes half of the time on CPUs; in training torch's own, which keeps nothing but x.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad or x.device.type != "cpu" or x.dtype == torch.bfloat16:
+            return F.gelu(x, approximate="tanh")
+        twice = 2 * math.sqrt(2 / math.pi)
+        share = torch.addcmul(x.new_tensor(twice), x, x, value=0.044715 * twice).mul_(x).sigmoid_()
+        return share.mul_(x)
+
+
 class SquaredReLU(nn.Module):
     """max(x, 0)^2."""
 

@@ -1,0 +1,57 @@
+"""Text into tokens: `unmask prepare` beside the tokenizer library called line by line.
+
+    python -m benchmarks.preparing FILE [--repeats 3]
+
+The plain way encodes all lines of the file in one batch and saves one array; both use the tokenizer that
+`prepare` has made, whose training is not timed. `prepare` also hashes, checks and writes atomically.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import median, side_by_side
+from unmask import Tokenizer
+from unmask.data.corpus import prepare
+
+TOKENIZERS = ("bytes", "bpe:4096")
+
+
+def plainly(file: Path, out: Path, tokenizer: Tokenizer) -> None:
+    """As training scripts do it."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    ids = [encoded.ids for encoded in tokenizer.inner.encode_batch(lines)]
+    np.save(out, np.fromiter((id_ for line in ids for id_ in line), np.uint16))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("file", type=Path, help="text, of some megabytes")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    megabytes = asked.file.stat().st_size / 1e6
+    for name in TOKENIZERS:
+        with tempfile.TemporaryDirectory() as folder:
+            made, number = Path(folder) / "made", iter(range(1000))
+            tokenizer = prepare([str(asked.file)], made, name).tokenizer
+            spec = name if name == "bytes" else str(made / "tokenizer.json")
+            plain, ours = side_by_side(
+                lambda: plainly(asked.file, Path(folder) / "plain.npy", tokenizer),  # noqa: B023
+                lambda: prepare([str(asked.file)], Path(folder) / str(next(number)), spec),  # noqa: B023
+                asked.repeats,
+            )
+        ratios = [theirs / own for theirs, own in zip(plain, ours, strict=True)]
+        print(
+            f"{name}: {megabytes / median(ours):.1f} MB/s, plainly {megabytes / median(plain):.1f} MB/s:"
+            f" {median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
