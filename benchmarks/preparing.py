@@ -1,4 +1,4 @@
-"""Text into tokens: `unmask prepare` beside the tokenizer library called line by line.
+"""Text into tokens: `unmask prepare` beside the tokenizer library itself.
 
     python -m benchmarks.preparing FILE [--repeats 3]
 

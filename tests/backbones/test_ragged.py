@@ -64,11 +64,19 @@ def test_a_causal_network_is_asked_too(options: dict[str, Any]) -> None:
     torch.testing.assert_close(net.encode(z, t, rows), net.encode(z, t)[rows])
 
 
-def test_indices_are_rows_too() -> None:
-    net = network()
-    z, t = tokens(B, L), torch.full((B, 1), 0.3)
-    rows = (torch.tensor([3, 0, 0]), torch.tensor([1, 8, 8]))
-    torch.testing.assert_close(net.encode(z, t, rows), net.encode(z, t)[rows])
+@pytest.mark.parametrize("options", [{}, {"shifted": True}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
+def test_indices_are_rows_too(options: dict[str, Any], context: dict[str, Tensor]) -> None:
+    """In any order, some twice, and even where there is padding."""
+    net = network(**options).double()
+    z, t = tokens(B, L), torch.full((B, 1), 0.3, dtype=torch.float64)
+    rows = (torch.tensor([3, 1, 0, 0]), torch.tensor([1, 7, 8, 8]))
+    flags = torch.zeros(B, L, dtype=torch.bool)
+    flags[rows] = True
+    alike = net.encode(z, t, flags, **context)[[2, 1, 0, 0]]
+    torch.testing.assert_close(net.encode(z, t, rows, **context), alike)
+    text = (torch.tensor([3, 1, 0, 0]), torch.tensor([1, 2, 8, 8]))
+    torch.testing.assert_close(net.encode(z, t, text, **context), net.encode(z, t, **context)[text])
 
 
 def test_the_last_layer_works_for_who_asks_only() -> None:
@@ -88,20 +96,23 @@ def test_places() -> None:
     assert asked.taken(asked.placed(values)).tolist() == values.tolist()
 
 
-@every_network
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "options", [*BIDIRECTIONAL.values(), {"shifted": True}], ids=[*BIDIRECTIONAL, "shifted"]
+)
+@pytest.mark.parametrize("how", ["plain", "causal", "recomputed"])
 @pytest.mark.parametrize("width", [1, L], ids=["one time a sequence", "one time a position"])
 @pytest.mark.parametrize("left", [False, True], ids=["padding after", "padding before"])
 def test_a_padded_sequence_is_what_it_is_alone(
-    options: dict[str, Any], causal: bool, width: int, left: bool
+    options: dict[str, Any], how: str, width: int, left: bool
 ) -> None:
-    if causal and ("local" in options or options.get("shifted")):
+    if how == "causal" and options.keys() & {"local", "shifted"}:
         return
     valid = VALID.flip(1) if left else VALID
     z, t = tokens(B, L), torch.linspace(0.1, 0.9, B * width, dtype=torch.float64).view(B, width)
     gradients = []
     for padded in (True, False):
-        net = network(causal=causal, **options).double()
+        net = network(causal=how == "causal", **options).double()
+        net.recompute = how == "recomputed"
         if padded:
             out = net.encode(z, t, valid=valid)[valid]
         else:
@@ -113,6 +124,15 @@ def test_a_padded_sequence_is_what_it_is_alone(
         out.sin().sum().backward()
         gradients.append((out.detach(), {name: p.grad for name, p in net.named_parameters()}))
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_padding_that_is_asked_about_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it says is the same whether other padding is left out or not."""
+    net, z, t = network().double(), tokens(B, L), torch.zeros(B, 1, dtype=torch.float64)
+    rows = ROWS["some"] | (torch.arange(L) == L - 1)
+    said = net.encode(z, t, rows, valid=VALID & (torch.arange(L) > 1))
+    monkeypatch.setattr("unmask.backbones.ragged.MOST_KEPT", 0)
+    torch.testing.assert_close(said, net.encode(z, t, rows, valid=VALID & (torch.arange(L) > 1)))
 
 
 def test_padding_is_left_out_of_the_layers() -> None:
@@ -135,6 +155,8 @@ def test_lines_and_rectangles() -> None:
     assert torch.equal(packed.of(one), one.expand(B, L, 1)[VALID])
 
 
-@pytest.mark.parametrize("kept", [torch.ones(2, 3), torch.zeros(2, 3)], ids=["no padding", "nothing else"])
-def test_nothing_to_leave_out(kept: Tensor) -> None:
-    assert Packed.where(kept.bool()) is None
+@pytest.mark.parametrize("padding", [0, 1, 18], ids=["none", "hardly any", "nothing else"])
+def test_padding_that_stays(padding: int) -> None:
+    kept = torch.arange(18).view(2, 9) >= padding
+    assert Packed.where(kept) is None
+    assert Packed.where(torch.arange(18).view(2, 9) >= 3) is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -90,8 +91,9 @@ def graph(exported: Path) -> Any:
     return session(exported)
 
 
-def test_a_graph_says_what_the_model_says(graph: Any) -> None:
+def test_a_graph_says_what_the_model_says(graph: Any, exported: Path) -> None:
     assert_agrees(graph, model())
+    assert "Gelu" in {node.op_type for node in onnx.load(exported).graph.node}  # for others to be fast with
 
 
 def test_time_is_an_input_where_it_matters_and_the_exporter_is_quiet(

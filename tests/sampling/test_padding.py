@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 import tiny
 from unmask import MDLM, SEDD, Autoregression, BlockDiffusion, Denoiser, LanguageModel, ModelConfig, Vocab
 from unmask.objectives import AnyObjective
-from unmask.sampling import Ancestral, AnySampler, Blockwise, Confidence, RandomOrder, Remask
+from unmask.sampling import (
+    Ancestral,
+    AnySampler,
+    Blockwise,
+    Confidence,
+    RandomOrder,
+    Remask,
+    SemiAutoregressive,
+)
 from unmask.sampling.blockwise import DualCache, PrefixCache
 from unmask.sampling.canvas import after_prompts
 
@@ -98,6 +106,12 @@ def test_what_cannot_be_gone_on_from_is_said() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             lm.complete(prompts, length)  # type: ignore[arg-type]
+    window = tiny.denoiser(MDLM()).max_length
+    assert window is not None
+    sliding = SemiAutoregressive(stride=1, sampler=Ancestral(2))
+    assert len(lm.complete([[1, 2], [1, 2]], window, sampler=sliding).ids) == 2
+    with pytest.raises(ValueError, match="a sliding window would leave behind"):
+        lm.complete([[1, 2], [1]], window, sampler=sliding)
     left_to_right = LanguageModel(tiny.denoiser(Autoregression()))
     assert len(left_to_right.complete([[1], [2]], 3).ids) == 2
     with pytest.raises(ValueError, match="one prompt at a time"):

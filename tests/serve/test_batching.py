@@ -84,6 +84,12 @@ def test_who_wants_the_same_of_the_lines_is_served_at_once(monkeypatch: pytest.M
         torch.testing.assert_close(answer, own, rtol=1e-10, atol=1e-10)
     kinds = [(0, 5, 6), (1, 7), (2, 8)]
     assert drawn == [sum(questions[n].lines for n in kind) for kind in kinds]
+    drawn.clear()
+    monkeypatch.setattr(batching, "MOST_DRAWN", 7 * sum(questions[n].lines for n in (0, 5)))
+    for answer, own in zip(ask(net, questions), alone, strict=True):
+        torch.testing.assert_close(answer, own, rtol=1e-10, atol=1e-10)
+    assert max(drawn[:2]) <= sum(questions[n].lines for n in (0, 5))
+    assert len(drawn) > len(kinds)
 
 
 def _first_column(lines: int, log_x: Tensor, part: slice | Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from served import language_model, until
 from unmask import LanguageModel
 from unmask.diffusion.denoise import Around, Denoise
+from unmask.guidance import Guidance
 from unmask.sampling import BY_NAME
 from unmask.serve.engine import BusyError, ClosedError, Engine, InternalError, LateError, Task
 from unmask.serve.metrics import Metrics
@@ -119,9 +120,11 @@ def test_each_token_has_the_probability_that_it_was_drawn_with() -> None:
     lm = language_model()
     texts = [[*lm.tokenizer.encode(text), lm.vocab.mask] for text in ("abc", "fed", "a cab", "hedge")]  # type: ignore[union-attr]
     kinds = ["default", "confidence", "default", "confidence"]
+    # Guidance asks about a text whose condition is hidden as well; what is told is of the one with it.
+    guides = [None, None, Guidance(scale=1.5), None]
     works = [
-        writing(lm, ids, lm.sampler(name, 4), 5, alternatives=3)
-        for ids, name in zip(texts, kinds, strict=True)
+        writing(lm, ids, lm.sampler(name, 4), 5, alternatives=3, guide=guide)
+        for ids, name, guide in zip(texts, kinds, guides, strict=True)
     ]
     for together in (works[:1], works):
         with engine(lm) as running:

@@ -234,15 +234,16 @@ class DiT(Backbone):
         order: Order | None = None,
         beside: Beside | None = None,
     ) -> Tensor:
-        view = sight(
-            tokens.shape[1],
-            tokens.device,
-            causal=self.causal,
-            valid=valid,
-            documents=documents,
-            order=order,
-            beside=beside,
-        )
+        told: dict[str, Any] = {"valid": valid, "documents": documents, "order": order, "beside": beside}
+        if isinstance(rows, tuple):  # in any order, and some perhaps twice
+            flags = torch.zeros_like(tokens, dtype=torch.bool)
+            flags[rows] = True
+            number = (flags.flatten().cumsum(0) - 1).view(flags.shape)[rows]
+            return self.encode(tokens, t, flags, **told)[number]
+        if self.shifted and rows is None:
+            everywhere = torch.ones_like(tokens, dtype=torch.bool)
+            return self.encode(tokens, t, everywhere, **told).view(*tokens.shape, -1)
+        view = sight(tokens.shape[1], tokens.device, causal=self.causal, **told)
         x: Tensor = self.embedding(tokens)
         if self.neighbours is not None:
             if order is None and beside is None:
@@ -250,22 +251,22 @@ class DiT(Backbone):
             else:
                 x = x + self.neighbours.among(x if beside is None else beside.embedded(x), view)
         taken: Tensor | None = None
-        if self.shifted and isinstance(rows, Tensor):
+        if self.shifted and rows is not None:
             rows, taken = view.before(rows)
         time = None if self.time is None else self.time(t)
         angles, seen = self.rotary.angles(view.position, x.dtype), view.seen
         whole = sparse(seen) if order is not None and seen is not None and x.device.type in FLEX else seen
         *first, last = self.blocks
         packed = None
-        if valid is not None and order is None and beside is None:
-            packed = Packed.where(valid | rows if isinstance(rows, Tensor) else valid)
+        if first and view.valid is not None and order is None and beside is None:
+            packed = Packed.where(view.valid if rows is None else view.valid | rows)
         x = x if packed is None else packed.of(x)
         for layer, block in enumerate(first):
             x = self._through(block, x, time, angles, whole, beside, layer, None, packed)
         x = x if packed is None else packed.spread(x)
         # Nobody looks at the last layer's output but who asked for it.
         asked = None
-        if isinstance(rows, Tensor) and not self.causal and not bool(rows.all()):
+        if rows is not None and not self.causal and not bool(rows.all()):
             asked = Asked(rows)
         x = self._through(last, x, time, angles, seen, beside, len(first), asked)
         if rows is not None and asked is None:

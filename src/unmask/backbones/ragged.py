@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+MOST_KEPT = 7 / 8
+"""Where more than this share of the places is no padding, it stays."""
+
 
 class Packed:
     """Lines of the places that are not padding, T in all: what is done to lines costs nothing elsewhere."""
@@ -17,8 +20,8 @@ class Packed:
 
     @classmethod
     def where(cls, kept: Tensor) -> Packed | None:
-        """None where there is no padding, or nothing else."""
-        return cls(kept) if 0 < int(kept.sum()) < kept.numel() else None
+        """None where there is so little padding that leaving it out does not pay, or nothing else."""
+        return cls(kept) if 0 < int(kept.sum()) <= MOST_KEPT * kept.numel() else None
 
     def of(self, values: Tensor) -> Tensor:
         """[T, ...] of values [B, 1 or L, ...]."""

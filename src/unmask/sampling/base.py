@@ -152,6 +152,11 @@ class Padded(Around):
         self, z: Tokens, t: Times, rows: Rows, *, which: Tensor | None = None, **context: Any
     ) -> Tensor:
         valid = self.valid if which is None else self.valid[which]
+        if z.shape[1] != valid.shape[1] and not context.keys() & {"order", "beside"}:
+            raise ValueError(
+                "prompts of different lengths begin with padding, which a sliding window would leave behind:"
+                " complete them one by one, or with texts that the model takes as a whole"
+            )
         return self.denoise(z, t, rows, which=which, valid=valid, **context)
 
 

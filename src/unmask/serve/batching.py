@@ -21,6 +21,8 @@ from unmask.types import Each, Rows, Times, Tokens
 
 MOST_LOGITS = 1 << 26
 """Numbers that may be answered at a time: a quarter of a gigabyte of float32."""
+MOST_DRAWN = 1 << 22
+"""Numbers of lines that are drawn from at a time; that takes float64, and several copies."""
 SHORTEST = 64
 """Rows up to this length share calls whatever their lengths are."""
 
@@ -116,16 +118,29 @@ def ask(denoise: Denoise, questions: Sequence[Question]) -> list[Tensor]:
     if len(questions) == 1 and not isinstance(questions[0].each, Joinable):
         (one,) = questions
         return [denoise(one.z, one.t, one.rows, each=one.each, **one.context)]
-    groups: dict[Hashable, list[int]] = {}
-    for place, question in enumerate(questions):
-        each = question.each
-        groups.setdefault(each.kind if isinstance(each, Joinable) else place, []).append(place)
-    several = [[questions[place] for place in group] for group in groups.values()]
+    groups = _alike(questions, MOST_DRAWN // denoise.vocab.size)
+    several = [[questions[place] for place in group] for group in groups]
     log_x = _log_x(denoise, [question for group in several for question in group])
     parts = torch.split(log_x, [sum(question.lines for question in group) for group in several])
     said = [answer for group, lines in zip(several, parts, strict=True) for answer in _said(group, lines)]
-    places = [place for group in groups.values() for place in group]
+    places = [place for group in groups for place in group]
     return [answer for _, answer in sorted(zip(places, said, strict=True), key=lambda pair: pair[0])]
+
+
+def _alike(questions: Sequence[Question], most_lines: int) -> list[list[int]]:
+    """The places of questions that want one kind of thing, of so many lines in all, or one of more."""
+    groups: list[list[int]] = []
+    growing: dict[Hashable, tuple[list[int], int]] = {}
+    for place, question in enumerate(questions):
+        each = question.each
+        kind = each.kind if isinstance(each, Joinable) else place
+        group, lines = growing.get(kind, ([], 0))
+        if not group or lines + question.lines > most_lines:
+            group, lines = [], 0
+            groups.append(group)
+        group.append(place)
+        growing[kind] = group, lines + question.lines
+    return groups
 
 
 def _said(questions: Sequence[Question], log_x: Tensor) -> Sequence[Tensor]:

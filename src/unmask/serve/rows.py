@@ -94,16 +94,15 @@ def scoring(model: LanguageModel, ids: Sequence[int], draws: int, seed: int) -> 
     return work
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Listening(Joinable):
-    """Says what another `each` says, or all there is if there is none, and keeps the lines."""
+    """Says what another `each` says of whole lines, or the lines if there is none, and keeps them."""
 
     each: Joinable | None
-    kept: list[LogX]
+    kept: LogX | None = None
 
     def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
-        whole = isinstance(part, slice) and part == slice(None)
-        self.kept.append(log_x if whole else log_x.clone())  # the next part is written over this one
+        self.kept = log_x
         return log_x if self.each is None else self.each(log_x, part)
 
     @property
@@ -116,7 +115,7 @@ class _Listening(Joinable):
 
         def joined(log_x: LogX, part: slice | Tensor) -> Tensor:
             for listening, own in zip(everybody, torch.split(log_x, list(lines)), strict=True):
-                listening.kept.append(own)
+                listening.kept = own
             return each(log_x, part)
 
         return joined
@@ -128,21 +127,24 @@ class _Heard(Around):
     def __init__(self, denoise: Denoise) -> None:
         super().__init__(denoise)
         self._line: dict[int, int] = {}
-        self._kept: list[LogX] = []
+        self._log_x: LogX | None = None
 
     def __call__(
         self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
     ) -> Tensor:
-        self._kept = []
         joinable = each if isinstance(each, Joinable) else None
-        said = self.denoise(z, t, rows, each=_Listening(joinable, self._kept), **context)
-        asked = rows[0].nonzero()[:, 0] if isinstance(rows, Tensor) else rows[1]
+        listening = _Listening(joinable)
+        said = self.denoise(z, t, rows, each=listening, **context)
+        self._log_x = listening.kept
+        sequence, place = rows.nonzero(as_tuple=True) if isinstance(rows, Tensor) else rows
         order, beside = context.get("order"), context.get("beside")
         if order is not None:
-            asked = order.place[asked]
+            place = order.place[place]
         elif beside is not None:
-            asked = asked + beside.start
-        self._line = {place: line for line, place in enumerate(asked.tolist())}
+            place = place + beside.start
+        pairs = enumerate(zip(sequence.tolist(), place.tolist(), strict=True))
+        # Guidance reads a text again with its condition hidden, which is not what is written.
+        self._line = {place: line for line, (number, place) in pairs if number == 0}
         # Anything else may fail, and then must not do so in everybody's call.
         return said if each is None or joinable is not None else each(said, slice(None))
 
@@ -150,11 +152,10 @@ class _Heard(Around):
         """What was written at these places, with what the network said there, if it was asked."""
         found = {place: Mark(place, None if ids[place] == mask else ids[place]) for place in places}
         asked = [place for place in places if place in self._line and ids[place] != mask]
-        if asked:
-            whole = self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
+        if asked and self._log_x is not None:
             lines = [self._line[place] for place in asked]
-            logprobs = whole[lines, [ids[place] for place in asked]].tolist()
-            others = _best(whole[lines], alternatives) if alternatives else [()] * len(asked)
+            logprobs = self._log_x[lines, [ids[place] for place in asked]].tolist()
+            others = _best(self._log_x[lines], alternatives) if alternatives else [()] * len(asked)
             for place, logprob, best in zip(asked, logprobs, others, strict=True):
                 found[place] = Mark(place, ids[place], logprob, best)
         return list(found.values())

@@ -149,9 +149,10 @@ _CPU_ATTENTION = {  # torch's own table knows attention on other devices only
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of the network, in place: names of parameters stay as they are.
 
-    The blocks share one graph, whatever the batch and the length: which code a step runs does not
-    depend on the steps before it, so that a resumed run is bit-identical here, too. The last block, whose
-    shapes follow the masks, is left alone: it would be compiled again at every step.
+    The blocks share one graph (and another for batches with padding), whatever the batch and the length:
+    which code a step runs does not depend on the steps before it, so that a resumed run is bit-identical
+    here, too. The last block, whose shapes follow the masks, is left alone: it would be compiled again at
+    every step.
     """
     compiler = os.environ.get("CXX")
     known = [compiler] if compiler else ["g++", "clang++", "c++", "cl"]
