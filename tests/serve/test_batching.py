@@ -107,6 +107,18 @@ def test_judgements_by_different_measures_are_not_joined() -> None:
     assert Judged(draw, Confidence(8).sureness, False).kind != one.kind
 
 
+@pytest.mark.parametrize("by_index", [(0,), (1, 2), (0, 1, 2)])
+def test_rows_may_be_asked_by_index(by_index: tuple[int, ...]) -> None:
+    net = denoiser("plain")
+    questions = [question(4 + 3 * n, seed=n, rows=2) for n in range(3)]
+    for n in by_index:
+        sequence, place = questions[n].rows.nonzero(as_tuple=True)  # type: ignore[union-attr]
+        questions[n] = replace(questions[n], rows=(sequence.flip(0), place.flip(0)))
+    assert together(questions, 8, 7) == [0, 1, 2]
+    for asked, answer in zip(questions, ask(net, questions), strict=True):
+        torch.testing.assert_close(answer, net(asked.z, asked.t, asked.rows), rtol=1e-10, atol=1e-10)
+
+
 def test_times_of_single_positions_stay_with_them() -> None:
     net = denoiser("timed")
     one, other = question(6, 0), question(9, 1)

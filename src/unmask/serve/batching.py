@@ -43,7 +43,7 @@ class Question:
 
         None for a question with something of its own, such as a cache.
         """
-        if self.context or not isinstance(self.rows, Tensor):
+        if self.context:
             return None
         return max(SHORTEST, 1 << (self.z.shape[1] - 1).bit_length())
 
@@ -163,7 +163,6 @@ def _log_x(denoise: Denoise, questions: Sequence[Question]) -> Tensor:
     lengths = [question.z.shape[1] for question in questions]
     longest = max(lengths)
     z = torch.cat([_padded(question.z, longest, 0) for question in questions])
-    rows = torch.cat([_padded(question.rows, longest, 0) for question in questions])  # type: ignore[arg-type]
     wide = any(question.t.shape[1] > 1 for question in questions)
     t = torch.cat(
         [
@@ -176,7 +175,22 @@ def _log_x(denoise: Denoise, questions: Sequence[Question]) -> Tensor:
         context["valid"] = torch.cat(
             [_padded(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in questions]
         )
-    return denoise(z, t, rows, **context)
+    return denoise(z, t, _rows(questions, longest), **context)
+
+
+def _rows(questions: Sequence[Question], longest: int) -> Rows:
+    """Where all sequences are asked: as booleans, unless some are asked by index, as guidance does."""
+    flags = [question.rows for question in questions if isinstance(question.rows, Tensor)]
+    if len(flags) == len(questions):
+        return torch.cat([_padded(rows, longest, 0) for rows in flags])
+    sequences, places, before = [], [], 0
+    for question in questions:
+        rows = question.rows
+        sequence, place = rows.nonzero(as_tuple=True) if isinstance(rows, Tensor) else rows
+        sequences.append(sequence + before)
+        places.append(place)
+        before += len(question.z)
+    return torch.cat(sequences), torch.cat(places)
 
 
 def _padded(values: Tensor, length: int, filler: int) -> Tensor:
