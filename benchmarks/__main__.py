@@ -134,6 +134,7 @@ def _show(results: list[Result]) -> None:
 
 def _plot(points: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(11, 3), layout="constrained")
     for place, axis in zip(figure.subplots(1, len(scaling.AXES)), scaling.AXES, strict=True):
@@ -145,6 +146,8 @@ def _plot(points: list[dict[str, Any]], path: Path) -> None:
         place.set_xlabel(axis)
         place.set_xticks(values, [str(value) for value in values])
         place.minorticks_off()
+        place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        place.yaxis.set_major_formatter("{x:g}")
     figure.axes[0].set_ylabel("seconds")
     figure.axes[0].legend()
     figure.savefig(path, dpi=120)
