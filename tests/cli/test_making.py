@@ -168,3 +168,12 @@ def test_shards_are_written_as_fractions() -> None:
     for wrong in ("3", "3/", "-1/4", "a/b", "1/2/3"):
         with pytest.raises(ValueError, match="a shard is written I/N"):
             making._shard(wrong)
+
+
+@pytest.mark.parametrize("name", ["taken", "taken.onnx"])
+def test_export_replaces_nothing(tmp_path: Path, command: Command, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    result = command("export", str(tmp_path / "model"), str(tmp_path / name))
+    assert result.code == 2
+    assert "exists already, and export replaces nothing: choose another name" in result.err
+    assert (tmp_path / name).read_text() == "mine"

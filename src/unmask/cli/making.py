@@ -177,6 +177,8 @@ def export(source: Model, out: Model, published: bool = False) -> None:
     onnx = out.suffix == ".onnx"
     if published and onnx:
         raise ValueError("--published writes a folder, and an .onnx file is none; ask for one of them")
+    if out.exists():
+        raise ValueError(f"{out} exists already, and export replaces nothing: choose another name")
     run = (source / "experiment.json").exists()
     lm, facts = averaged_model(source) if run else (load_model(source), None)
     print(export_onnx(lm, out) if onnx else save(lm, out, published=published, facts=facts))
