@@ -9,6 +9,7 @@ The plain way encodes all lines of the file in one batch and saves one array; bo
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -24,8 +25,8 @@ TOKENIZERS = ("bytes", "bpe:4096")
 def plainly(file: Path, out: Path, tokenizer: Tokenizer) -> None:
     """As training scripts do it."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    ids = [encoded.ids for encoded in tokenizer.inner.encode_batch(lines)]
-    np.save(out, np.fromiter((id_ for line in ids for id_ in line), np.uint16))
+    encoded = tokenizer.inner.encode_batch(lines)
+    np.save(out, np.concatenate([np.array(line.ids, np.uint16) for line in encoded]))
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     megabytes = asked.file.stat().st_size / 1e6
     for name in TOKENIZERS:
         with tempfile.TemporaryDirectory() as folder:
-            made, number = Path(folder) / "made", iter(range(1000))
+            made, number = Path(folder) / "made", itertools.count()
             tokenizer = prepare([str(asked.file)], made, name).tokenizer
             spec = name if name == "bytes" else str(made / "tokenizer.json")
             plain, ours = side_by_side(
