@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kept import counted
+from unmask.backbones import dit
 from unmask.backbones.dit import DiT, DiTConfig, Llama, LocalStart, TimeConditioning
 from unmask.backbones.layers import Attention, Neighbours, Rotary, rotate
 from unmask.backbones.masks import KVCache
@@ -331,24 +335,44 @@ def test_the_activation_is_the_one_asked_for() -> None:
 
 
 @every_option
-def test_what_is_computed_again_is_the_same(options: dict[str, Any]) -> None:
-    """Gradients to the last bit, dropout included; and what is kept for them is less."""
+def test_what_is_computed_again_is_the_same(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients to the last bit, dropout included; and what is kept for them is less, and less again."""
     z, asked = tokens(3, 20), tokens(3, 20, seed=1) < 4
-    found = {}
-    for recompute in (False, True):
+    found, sizes = [], []
+    for way in ("all", "spared", "recomputed"):
         net = network(**options, depth=4, dropout=0.3).train()
-        net.recompute = recompute
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[tensor.data_ptr()] = tensor.nbytes
-            return tensor
-
+        net.recompute = way == "recomputed"
         torch.manual_seed(1)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with counted() as kept, monkeypatch.context() as patched:
+            if way == "all":
+                patched.setattr(dit, "sparing", nullcontext)
             loss = net.encode(z, torch.full((3, 1), 0.3), asked).square().sum()
+        sizes.append(kept.beside(net))
         loss.backward()  # type: ignore[no-untyped-call]
-        found[recompute] = [p.grad for p in net.parameters() if p.grad is not None], sum(kept.values())
-    assert found[True][1] < 0.5 * found[False][1]
-    for once, again in zip(found[False][0], found[True][0], strict=True):
-        assert torch.equal(once, again)
+        found.append([p.grad for p in net.parameters() if p.grad is not None])
+    assert sizes[1] < 0.75 * sizes[0]
+    assert sizes[2] < 0.5 * sizes[1]
+    for all_kept, spared, recomputed in zip(*found, strict=True):
+        assert torch.equal(all_kept, spared)
+        assert torch.equal(all_kept, recomputed)
+
+
+def test_a_network_may_be_transformed() -> None:
+    """Gradients of gradients, and those of torch.func, which knows no hooks, are what they were."""
+    net, z, t = network().double(), tokens(2, 6), torch.full((2, 1), 0.3)
+    weight = net.embedding.weight.detach()
+
+    def loss(embedding: Tensor) -> Tensor:
+        net.embedding.forward = lambda z: embedding[z]  # type: ignore[method-assign, assignment]
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no gradients of gradients
+            return net.encode(z, t).square().mean()
+
+    slope = torch.func.grad(loss)
+    x = weight.clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(x), x, create_graph=True)
+    torch.testing.assert_close(found.detach(), slope(weight))
+    along = torch.randn_like(weight)
+    (curved,) = torch.autograd.grad((found * along).sum(), x)
+    step = 1e-5
+    expected = (slope(weight + step * along) - slope(weight - step * along)) / (2 * step)
+    torch.testing.assert_close(curved, expected, rtol=1e-4, atol=1e-7)

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.costs import H100, MODELS, Machine, Model, largest_rows, memory, step, traffic
 from benchmarks.measure import RandomText
+from kept import counted
 from unmask import MDLM, DiTConfig
 from unmask.data.loader import Loader, Wrapped
 from unmask.model import ModelConfig
@@ -35,6 +36,21 @@ def test_flops_are_those_that_are_counted_in_a_step() -> None:
     torch.manual_seed(0)
     run.step()
     assert run.state.flops_per_token == pytest.approx(SMALL.flops_per_token, rel=0.08)
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    """Of twice the tokens twice as much, so that what does not depend on them falls out."""
+    backbone = DiTConfig(SMALL.width, SMALL.depth, heads=2, length=SMALL.length, dropout=0.0)
+    network = backbone.build(Vocab(SMALL.vocab, 511)).train()
+    sizes = []
+    for rows in (8, 16):
+        z = torch.randint(511, (rows, SMALL.length), generator=torch.Generator().manual_seed(0))
+        with counted() as kept, torch.autocast("cpu", torch.bfloat16):
+            hidden = network.encode(z, torch.full((rows, 1), 0.5))
+        sizes.append(kept.beside(network))
+        del hidden
+    found = (sizes[1] - sizes[0]) / (8 * SMALL.length)
+    assert found == pytest.approx(SMALL.activation_bytes_per_token, rel=0.05)
 
 
 def test_one_rank_does_not_talk_and_many_send_all_but_their_own() -> None:

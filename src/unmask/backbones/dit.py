@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones.again import again, sparing
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
     GELU,
@@ -24,6 +25,7 @@ from unmask.backbones.layers import (
     Rotary,
     SquaredReLU,
     TimeEmbedding,
+    TwoLayers,
 )
 from unmask.backbones.masks import FLEX, Beside, Order, sight, sparse
 from unmask.backbones.ragged import Asked, Packed
@@ -167,7 +169,7 @@ class Block(nn.Module):
         )
         self.norm2 = config.norm()
         hidden = 4 * width if llama is None else llama.hidden
-        self.mlp = nn.Sequential(
+        self.mlp = TwoLayers(
             nn.Linear(width, hidden if llama is None else 2 * hidden, bias=llama is None),
             ACTIVATIONS[config.activation]() if llama is None else Gated(),
             nn.Linear(hidden, width, bias=llama is None),
@@ -188,19 +190,24 @@ class Block(nn.Module):
     ) -> Tensor:
         attend, mlp, drop = self.attention, self.mlp, self.dropout
         if self.modulation is None or time is None:
-            mixed = attend(self.norm1(x), angles, seen, beside, layer, asked, packed)
+            mixed = attend(again(self.norm1, x), angles, seen, beside, layer, asked, packed)
             x = (x if asked is None else asked.of(x)) + drop(mixed)
-            x = x + drop(mlp(self.norm2(x)))
+            x = x + drop(mlp(again(self.norm2, x)))
             return x
         parts = self.modulation(time).chunk(6, dim=-1)
         shift, scale, *rest = parts if packed is None else map(packed.of, parts)
-        mixed = attend(self.norm1(x) * (1 + scale) + shift, angles, seen, beside, layer, asked, packed)
+        inputs = again(_modulated, self.norm1, x, shift, scale)
+        mixed = attend(inputs, angles, seen, beside, layer, asked, packed)
         if asked is not None:
             x, *rest = (asked.of(each) for each in (x, *rest))
         gate1, shift, scale, gate2 = rest
         x = x + gate1 * drop(mixed)
-        x = x + gate2 * drop(mlp(self.norm2(x) * (1 + scale) + shift))
+        x = x + gate2 * drop(mlp(again(_modulated, self.norm2, x, shift, scale)))
         return x
+
+
+def _modulated(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return again(norm, x) * (1 + scale) + shift
 
 
 class DiT(Backbone):
@@ -280,9 +287,12 @@ class DiT(Backbone):
         return x if taken is None else x[taken]
 
     def _through(self, block: nn.Module, *inputs: object) -> Tensor:
-        recompute = self.recompute and torch.is_grad_enabled()
-        out: Tensor = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
-        return out
+        if self.recompute and torch.is_grad_enabled():
+            out: Tensor = checkpoint(block, *inputs, use_reentrant=False)
+            return out
+        with sparing():
+            out = block(*inputs)
+            return out
 
     @torch.no_grad()
     def expect(self, logits: Tensor) -> None:
