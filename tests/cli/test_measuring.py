@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import unmask
+from judges import write_judge
 from unmask.cli.table import plus_minus, print_table
+from unmask.evaluation.judge import CausalJudge
 
 TEXT = "abc cab\n\nbca abc a b c\n" * 12
 
@@ -159,6 +161,16 @@ def test_judge_without_a_judge(folder: str, command: Callable[..., Any]) -> None
     assert [each["network_calls"] for each in judged] == [2, 4, 8]
     assert all(each["texts"] == 3 and each["tokens"] == 24 for each in judged)
     assert all(each["perplexity"] is None and each["seconds"] > 0 for each in judged)
+
+
+def test_a_judge_is_named_by_its_weights(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    judge = write_judge(tmp_path / "gpt", "gpt2")
+    options = ("--judge", str(judge), "--steps", "2", "--n", "3", "--length", "8")
+    out = tmp_path / "judge.json"
+    assert "gpt (context 24" in command("judge", alphabet, *options, "--out", str(out)).out
+    found = json.loads(out.read_text())
+    assert found["judged"][0]["perplexity"] > 1
+    assert found["made_by"]["data"] == {"judge": f"sha256:{CausalJudge.load(judge).digest()}"}
 
 
 @pytest.mark.parametrize(

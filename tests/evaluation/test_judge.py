@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import models, pre_tokenizers, processors
 
+from judges import CONTEXT, SIZE, write_judge, write_model, write_tokenizer
 from unmask.evaluation import judge as judging
 from unmask.evaluation.generative import measure
 from unmask.evaluation.judge import CausalJudge
 
-CONTEXT = 24
-SIZE = 257
 TEXTS = [
     "Flat is better than nested.",
     "",
@@ -31,42 +28,6 @@ TEXTS = [
 ]
 KINDS = ["gpt2", "llama"]
 TRAP = Path("trap")
-
-
-def write_tokenizer(folder: Path, bos: bool) -> None:
-    """A token for each byte; id 0 is the BOS, which the tokenizer puts before a text only if `bos`."""
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {token: i for i, token in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if bos:
-        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>").save_pretrained(folder)
-
-
-def write_model(folder: Path, config: Any) -> None:
-    """With weights so large that what came before matters."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-    model.save_pretrained(folder)
-
-
-def write_judge(folder: Path, kind: str) -> Path:
-    from transformers import BertConfig, GPT2Config, LlamaConfig
-
-    sizes: dict[str, Any] = {"vocab_size": SIZE, "hidden_size": 16, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": CONTEXT}
-    sizes |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    configs = {"gpt2": GPT2Config, "llama": LlamaConfig, "bert": BertConfig}
-    write_model(folder, configs[kind](**sizes))
-    write_tokenizer(folder, bos=kind == "llama")
-    return folder
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -169,13 +130,18 @@ def test_weights_are_read_as_they_are_and_used_in_float32(folder: Path) -> None:
         folder / "model.safetensors",
         {"format": "pt"},
     )
-    expected = CausalJudge.load(folder).nats(TEXTS)
+    before = CausalJudge.load(folder)
+    expected = before.nats(TEXTS)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     judge = CausalJudge.load(folder)
     assert {parameter.dtype for parameter in judge.model.parameters()} == {torch.float32}
     assert judge.nats(TEXTS) == expected
+    assert judge.digest() == before.digest()
+    with torch.no_grad():
+        next(judge.model.parameters()).view(-1)[0] += 1
+    assert judge.digest() != before.digest()
 
 
 def test_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,8 @@ def judge(
                 measured.append(judge_samples(lm, contestant, n, length, seed, judging))
                 report(number)
         digest = model_digest(model)
-    if speaks and not publish({"judged": judged_figures(measured)}, seed, {}, digest, out, as_json):
+    data = {} if judging is None else {"judge": f"sha256:{judging.digest()}"}
+    if speaks and not publish({"judged": judged_figures(measured)}, seed, data, digest, out, as_json):
         _print_generated(measured)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import math
@@ -91,6 +92,14 @@ class CausalJudge:
         """The model, its window, and whether the first token counts: perplexities differ by all of these."""
         first = "not charged" if self.bos is None else "predicted from BOS"
         return f"{self.label} (context {self.context or 'unlimited'}, first token {first})"
+
+    def digest(self) -> str:
+        """SHA-256 of the weights as they are used, whatever file they came in."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
+            digest.update(weight.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
 
     def nats(self, texts: Sequence[str]) -> list[tuple[float, int]]:
         """-log p of each text and its number of predicted tokens: (0, 0) if there is none to predict."""
