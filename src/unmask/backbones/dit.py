@@ -190,9 +190,9 @@ class Block(nn.Module):
     ) -> Tensor:
         attend, mlp, drop = self.attention, self.mlp, self.dropout
         if self.modulation is None or time is None:
-            mixed = attend(again(self.norm1, x), angles, seen, beside, layer, asked, packed)
+            mixed = attend(again(_normed, self.norm1, x), angles, seen, beside, layer, asked, packed)
             x = (x if asked is None else asked.of(x)) + drop(mixed)
-            x = x + drop(mlp(again(self.norm2, x)))
+            x = x + drop(mlp(again(_normed, self.norm2, x)))
             return x
         parts = self.modulation(time).chunk(6, dim=-1)
         shift, scale, *rest = parts if packed is None else map(packed.of, parts)
@@ -206,8 +206,20 @@ class Block(nn.Module):
         return x
 
 
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    return _for_products(norm(x))
+
+
 def _modulated(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return again(norm, x) * (1 + scale) + shift
+    return _for_products(again(norm, x) * (1 + scale) + shift)
+
+
+def _for_products(x: Tensor) -> Tensor:
+    """As autocast would make it for a linear layer, which would then keep what it made."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 class DiT(Backbone):
