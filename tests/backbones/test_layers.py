@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.backbones.layers import GELU, Rotary, TimeEmbedding, rotate
+from unmask.backbones.layers import GELU, Rotary, SquaredReLU, TimeEmbedding, rotate
 
 
 def vectors(*shape: int, seed: int = 0) -> Tensor:
@@ -98,7 +98,13 @@ def test_gelu_is_the_same_in_training_and_afterwards(dtype: torch.dtype) -> None
     assert torch.equal(x, before)
     trained = GELU()(x.requires_grad_())
     assert torch.equal(trained, GELU()(before))
-    # In float64 the slope is checked by differences, that of the slope too.
-    few = torch.linspace(-4, 4, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(GELU(), few)
-    assert torch.autograd.gradgradcheck(GELU(), few)
+
+
+@pytest.mark.parametrize("activation", [GELU(), SquaredReLU()], ids=["gelu", "relu2"])
+def test_activations_have_their_gradients_and_those_of_these(activation: torch.nn.Module) -> None:
+    x = torch.linspace(-4, 4, 10, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(activation, x)
+    assert torch.autograd.gradgradcheck(activation, x)
+    slope = torch.func.grad(lambda x: activation(x).sum())
+    (expected,) = torch.autograd.grad(activation(x).sum(), x)
+    torch.testing.assert_close(torch.func.vmap(slope)(x.detach()), expected)

@@ -81,6 +81,29 @@ class Neighbours(nn.Module):
         return y
 
 
+class _OfX(torch.autograd.Function):
+    """A function for whose gradient x is kept, and nothing else."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], _: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class _GELU(_OfX):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        twice = 2 * math.sqrt(2 / math.pi)
+        share = torch.addcmul(x.new_tensor(twice), x, x, value=0.044715 * twice).mul_(x).sigmoid_()
+        return share.mul_(x)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Tensor:
+        slope: Tensor = torch.ops.aten.gelu_backward(*outer, *ctx.saved_tensors, approximate="tanh")
+        return slope
+
+
 class GELU(nn.Module):
     """x/2 (1 + tanh(c (x + 0.044715 x^3))) with c = sqrt(2/pi), which is x sigmoid(2c (x + 0.044715 x^3)).
 
@@ -90,48 +113,33 @@ class GELU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or x.dtype == torch.bfloat16 or torch.compiler.is_compiling():
             return F.gelu(x, approximate="tanh")
-        if not x.requires_grad:
-            return _by_sigmoid(x)
-        out: Tensor = _BySigmoid.apply(x)  # type: ignore[no-untyped-call]
-        return out
+        return _applied(_GELU, x)
 
 
-def _by_sigmoid(x: Tensor) -> Tensor:
-    twice = 2 * math.sqrt(2 / math.pi)
-    share = torch.addcmul(x.new_tensor(twice), x, x, value=0.044715 * twice).mul_(x).sigmoid_()
-    return share.mul_(x)
-
-
-class _BySigmoid(torch.autograd.Function):
-    """With a gradient, for which only x is kept."""
-
-    generate_vmap_rule = True
-
+class _SquaredReLU(_OfX):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return _by_sigmoid(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], _: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        positive = x.relu()
+        return positive.mul_(positive)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        slope: Tensor = torch.ops.aten.gelu_backward(*outer, x, approximate="tanh")
-        return slope
-
-
-def _positive(x: Tensor) -> Tensor:
-    return F.threshold(x, 0.0, 0.0)
+        (x,), (slope,) = ctx.saved_tensors, outer
+        return torch.addcmul(x.new_zeros(()), slope, x.relu(), value=2)
 
 
 class SquaredReLU(nn.Module):
     """max(x, 0)^2."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # Threshold keeps x for its gradient, and relu would keep what it gives.
-        return again(_positive, x).square()
+        if torch.compiler.is_compiling():
+            return x.relu().square()
+        return _applied(_SquaredReLU, x)
+
+
+def _applied(function: type[_GELU | _SquaredReLU], x: Tensor) -> Tensor:
+    """Where no gradient is needed, `apply` would cost more than a small function."""
+    return function.apply(x) if x.requires_grad else function.forward(x)  # type: ignore[no-untyped-call]
 
 
 class Gated(nn.Module):
