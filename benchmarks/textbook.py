@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -202,11 +202,14 @@ def gumbel_choice(weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill(model: Textbook, z: Tensor, steps: int) -> Tensor:
-    """Ancestral sampling of all masks in z [B, L]; a call is saved if no row changed in the step before."""
+def fill(model: Textbook, z: Tensor, steps: int, only: int | None = None) -> Tensor:
+    """Ancestral sampling of all masks in z [B, L]; a call is saved if no row changed in the step before.
+
+    `only` as many of the steps, to be timed: what is still hidden then stays so.
+    """
     times = torch.linspace(1, 1e-5, steps + 1)
     weights: Tensor | None = None
-    for t, s in pairwise(times):
+    for t, s in islice(pairwise(times), only):
         if weights is None:
             weights = model(z).exp()
         reveal = weights * (t - s)
@@ -216,16 +219,18 @@ def fill(model: Textbook, z: Tensor, steps: int) -> Tensor:
         if not torch.equal(after, z):
             weights = None
         z = after
-    return torch.where(z == model.mask, model(z).argmax(-1), z)
+    return z if only is not None else torch.where(z == model.mask, model(z).argmax(-1), z)
 
 
 @torch.no_grad()
-def slide(model: Textbook, rows: int, length: int, stride: int, steps: int) -> Tensor:
+def slide(
+    model: Textbook, rows: int, length: int, stride: int, steps: int, only: int | None = None
+) -> Tensor:
     """Semi-autoregressive text: fill a window, keep its end as the context of the next."""
     window = model.size.length
     z = torch.full((rows, length), model.mask)
     for first in range(0, length - window + 1, stride):
-        z[:, first : first + window] = fill(model, z[:, first : first + window].clone(), steps)
+        z[:, first : first + window] = fill(model, z[:, first : first + window].clone(), steps, only)
     return z
 
 

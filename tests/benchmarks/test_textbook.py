@@ -62,6 +62,16 @@ def test_sampling_fills_every_hole_and_keeps_the_rest() -> None:
     assert bool((slide(textbook, 1, 24, 6, steps=3) != textbook.mask).all())
 
 
+def test_some_of_the_steps_are_the_first_of_all_and_end_there() -> None:
+    textbook, _ = pair(SIZE)
+    calls: list[int] = []
+    textbook.register_forward_hook(lambda *_: calls.append(1))
+    blank = torch.full((64, SIZE.length), textbook.mask)
+    begun = fill(textbook, blank, steps=8, only=2)
+    assert len(calls) == 2
+    assert abs(float((begun == textbook.mask).double().mean()) - 6 / 8) < 0.07
+
+
 def test_gumbel_choices_have_the_right_frequencies() -> None:
     torch.manual_seed(0)
     weights = torch.tensor([0.1, 0.2, 0.7]).expand(20_000, 3)
