@@ -44,7 +44,7 @@ COMPARISONS: dict[str, Callable[[], Result]] = {
         share=0.03,
         own_share=0.15,
     ),
-    "infilling": lambda: sampling.infilling(repeats=1),
+    "infilling": lambda: sampling.infilling(repeats=2),
     "sliding": lambda: sampling.sliding(repeats=1),
     "scoring": scoring.measured,
 }
