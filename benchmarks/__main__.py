@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import memory, sampling, scaling, scoring, startup, training
-from benchmarks.measure import Result, peak_now
+from benchmarks.measure import Result, bf16, median, peak_now
 from unmask.cli.table import print_table
 from unmask.provenance import made_by
 from unmask.training.machine import matmul_peak
@@ -41,12 +41,12 @@ COMPARISONS: dict[str, Callable[[], Result]] = {
         16,
         1000,
         repeats=2,
-        share=0.03,
-        own_share=0.15,
+        share=0.02,
+        own_share=0.1,
     ),
     "infilling": lambda: sampling.infilling(repeats=2),
     "sliding": lambda: sampling.sliding(repeats=1),
-    "scoring": scoring.measured,
+    "scoring": lambda: scoring.measured(scoring.words()),
 }
 
 
@@ -89,8 +89,8 @@ def main() -> None:
     if "startup" in extras:
         found = extras["startup"]
         print(
-            f"\nstart-up of `unmask sample`: {found['sample']:.2f} s, of which `import torch`"
-            f" {found['torch']:.2f} s; --help {found['help']:.2f} s"
+            f"\nstart-up of `unmask sample`: {_told(found['sample'])}, of which `import torch`"
+            f" {_told(found['torch'])}; --help {_told(found['help'])}"
         )
     if "scaling" in extras:
         _plot(extras["scaling"], asked.out / "scaling.png")
@@ -101,6 +101,10 @@ EXTRAS: dict[str, Callable[[], Any]] = {
     "startup": lambda: asdict(startup.measured()),
     "scaling": lambda: [asdict(point) for point in scaling.measured()],
 }
+
+
+def _told(seconds: Sequence[float]) -> str:
+    return f"{median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 def _is_wanted(name: str, only: list[str] | None) -> bool:
@@ -119,15 +123,16 @@ def _show(results: list[Result]) -> None:
         lines.append(
             (
                 result.work,
-                f"{sorted(result.textbook)[len(result.textbook) // 2]:.2f} {result.unit}",
-                f"{sorted(result.ours)[len(result.ours) // 2]:.2f} {result.unit}",
+                f"{median(result.textbook):.2f} {result.unit}",
+                f"{median(result.ours):.2f} {result.unit}",
                 f"{result.ratio:.1f}x",
                 spread,
                 f">= {result.bar:g}x",
                 "-" if result.share is None else f"{result.share:.0%}",
             )
         )
-    header = ("work", "textbook", "unmask", "ratio", "spread", "bar", "of fp32 peak")
+    kind = "bf16" if bf16() else "fp32"
+    header = ("work", "textbook", "unmask", "ratio", "spread", "bar", f"of {kind} peak")
     if lines:
         print_table(header, lines)
 

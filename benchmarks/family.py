@@ -83,7 +83,9 @@ def _compared(kv_heads: int, theirs: Any, ours: Any, repeats: int) -> list[dict[
         z = torch.randint(VOCAB - 1, (rows, length)).masked_fill(where, VOCAB - 1)
         everyone, t = torch.zeros(rows, 1, length, length), torch.ones(rows, 1)
         slow, fast = side_by_side(
-            partial(_log_probabilities, theirs, z, everyone), partial(ours, z, t, where), repeats
+            partial(_log_probabilities, theirs, z, everyone, torch.arange(asked)),
+            partial(ours, z, t, where),
+            repeats,
         )
         ratios = [a / b for a, b in zip(slow, fast, strict=True)]
         middle = [statistics.median(values) for values in (slow, fast, ratios)]
@@ -106,8 +108,8 @@ def _compared(kv_heads: int, theirs: Any, ours: Any, repeats: int) -> list[dict[
     return found
 
 
-def _log_probabilities(network: Any, z: Tensor, mask: Tensor) -> Tensor:
-    said: Tensor = network(z, attention_mask=mask).logits.log_softmax(-1)
+def _log_probabilities(network: Any, z: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+    said: Tensor = network(z, attention_mask=mask, logits_to_keep=places).logits.log_softmax(-1)
     return said
 
 

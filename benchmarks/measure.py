@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 import unmask
 from benchmarks.textbook import Size, Textbook
-from unmask.training.machine import counting, matmul_peak
+from unmask.training.machine import counting, good_at_bf16, matmul_peak
 
 Work = Callable[[], object]
 
@@ -102,9 +103,23 @@ def compare(
     return Result(work, bar, theirs_whole, ours_whole, reached, note=note)
 
 
+@cache
+def bf16() -> bool:
+    """Whether our side computes in bfloat16: wherever the machine is good at it. The textbook never does."""
+    return good_at_bf16(torch.device("cpu"))
+
+
 def peak_now() -> float:
-    """FLOP/s of large float32 matrix products at this moment."""
-    return matmul_peak(torch.float32, torch.device("cpu"))
+    """FLOP/s of large matrix products at this moment, of the kind that our side is made of."""
+    return matmul_peak(torch.bfloat16 if bf16() else torch.float32, torch.device("cpu"))
+
+
+def fast_pair(size: Size) -> tuple[Textbook, unmask.LanguageModel]:
+    """`pair`, ours as fast as the machine allows."""
+    textbook, model = pair(size)
+    if bf16():
+        model.denoise.to_bf16()
+    return textbook, model
 
 
 def pair(size: Size, seed: int = 0) -> tuple[Textbook, unmask.LanguageModel]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import converted, peak_now
+from benchmarks.measure import bf16, converted, peak_now
 from benchmarks.textbook import Size, Textbook, Trainer
 from unmask import Autoregression, LanguageModel
 from unmask.config import override
@@ -67,7 +67,7 @@ def train(
     """As many steps as fit into the time, or as are wanted, and the model with its averaged weights."""
 
     def begun(steps: int) -> Run:
-        settings = replace(experiment.training, steps=steps, warmup=steps // 20, seed=seed, bf16=False)
+        settings = replace(experiment.training, steps=steps, warmup=steps // 20, seed=seed, bf16=bf16())
         run = begin(replace(experiment, training=settings), corpus, World())
         run.denoise.train()
         return run

@@ -2,14 +2,15 @@
 
     python -m benchmarks.ranks        # 1, 2 and 3 processes of one thread each
 
-Every process takes the same rows, so twice the processes do twice the work. Two cores cannot do the work of
-three: there the model says what sharing costs.
+Every process takes the same rows, so twice the processes do twice the work. Two that know nothing of each
+other show what the machine itself can give; two cores cannot do the work of three.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -60,36 +61,50 @@ def _bandwidth(here: World) -> float:
     return 2 * (here.size - 1) / here.size * GRADIENT * SIZE.parameters / median(times[1:])
 
 
-def measured(ranks: int) -> dict[str, float]:
-    """Run so many processes of one thread."""
+def measured(ranks: int, groups: int = 1) -> dict[str, float]:
+    """Run `groups` of so many processes of one thread at once, and take their mean."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    said = subprocess.run(
-        [*command, __file__, "worker"], env=environment, capture_output=True, text=True, check=True
-    )
-    found: dict[str, float] = json.loads(said.stdout.strip().splitlines()[-1])
-    return found
+    running = [
+        subprocess.Popen(
+            [*command, __file__, "worker"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        for _ in range(groups)
+    ]
+    said = [process.communicate()[0].decode() for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit(f"{ranks} processes could not be run; try: python -m benchmarks.ranks worker")
+    found: list[dict[str, float]] = [json.loads(each.strip().splitlines()[-1]) for each in said]
+    return {name: statistics.mean(each[name] for each in found) for name in found[0]}
 
 
-def main() -> None:
-    """A table; the prediction takes the share of the peak that one process reaches as given."""
+def main(repeats: int = 3) -> None:
+    """A table of medians, each with its range: in turns, because the machine's speed changes by the minute.
+
+    The prediction takes the share of the peak that one process reaches as given.
+    """
     tokens = ROWS * SIZE.length
-    found = {ranks: measured(ranks) for ranks in (1, 2, 3)}
-    alone = found[1]
-    share = tokens * SIZE.flops_per_token / alone["seconds"] / alone["peak"]
+    ways = {"1": (1, 1), "2, strangers": (1, 2), "2": (2, 1), "3": (3, 1)}
+    turns = [{name: measured(*way) for name, way in ways.items()} for _ in range(repeats)]
     lines = []
-    for ranks, each in found.items():
-        compute = tokens * SIZE.flops_per_token / (share * each["peak"])
-        talk = 2 * (ranks - 1) / ranks * GRADIENT * SIZE.parameters / each["bandwidth"]
+    for name, (ranks, groups) in ways.items():
+        here = [turn[name] for turn in turns]
+        alone = [turn["1"] for turn in turns]
+        predicted = []
+        for one, each in zip(alone, here, strict=True):
+            talk = 2 * (ranks - 1) / ranks * GRADIENT * SIZE.parameters / each["bandwidth"]
+            predicted.append(one["seconds"] * one["peak"] / each["peak"] + talk)
+        kept = [one["seconds"] / each["seconds"] for one, each in zip(alone, here, strict=True)]
+        seconds = median([each["seconds"] for each in here])
         lines.append(
             (
-                str(ranks),
-                f"{ranks * tokens / each['seconds']:,.0f}",
-                f"{alone['seconds'] / each['seconds']:.0%}",
-                f"{each['seconds'] * 1e3:.0f} ms",
-                f"{(compute + talk) * 1e3:.0f} ms",
-                f"{each['peak'] / 1e9:.0f}",
-                "-" if ranks == 1 else f"{each['bandwidth'] / 1e9:.1f}",
+                name,
+                f"{ranks * groups * tokens / seconds:,.0f}",
+                f"{median(kept):.0%} ({min(kept):.0%} to {max(kept):.0%})",
+                f"{seconds * 1e3:.0f} ms",
+                f"{median(predicted) * 1e3:.0f} ms",
+                f"{median([each['peak'] for each in here]) / 1e9:.0f}",
+                "-" if ranks == 1 else f"{median([each['bandwidth'] for each in here]) / 1e9:.1f}",
             )
         )
     print(f"{SIZE.parameters / 1e6:.1f}M parameters, {tokens} tokens a process and step, {MASKED:.0%} masked")

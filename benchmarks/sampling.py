@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.measure import Result, compare, pair
+from benchmarks.measure import Result, compare, fast_pair
 from benchmarks.textbook import Size, Textbook, fill, slide
 from unmask import Ancestral, LanguageModel
 from unmask.sampling.semi import SemiAutoregressive
@@ -25,14 +25,14 @@ def sampling(
     own_share: float = 1.0,
 ) -> Result:
     """Text from nothing but masks."""
-    textbook, model = pair(size)
+    textbook, model = fast_pair(size)
     blank = torch.full((rows, size.length), textbook.mask)
     return _compared(work, bar, textbook, model, blank, steps, repeats, share, own_share)
 
 
 def infilling(repeats: int, size: Size = LONG, steps: int = 32, share: float = 0.25) -> Result:
     """A tenth of a text is hidden."""
-    textbook, model = pair(size)
+    textbook, model = fast_pair(size)
     text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
     hidden = text.masked_fill(torch.arange(size.length) % 10 == 3, textbook.mask)
     work = f"infilling 10 % of {size.length:,} tokens, V = 50,258, {steps} steps"
@@ -79,7 +79,7 @@ def sliding(
     repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32, share: float = 0.125
 ) -> Result:
     """Semi-autoregressive: windows of 1,024 that move by 512."""
-    textbook, model = pair(size)
+    textbook, model = fast_pair(size)
     sampler = SemiAutoregressive(stride=size.length // 2, sampler=Ancestral(steps))
     blank = torch.full((1, length), textbook.mask)
     return compare(

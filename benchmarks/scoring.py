@@ -1,71 +1,106 @@
 """Scoring: seconds to the same standard error.
 
-An estimate from one pass over the text has a variance, and passes are independent: the time to any error is
-in proportion to the seconds and to the variance of a pass.
+    python -m benchmarks.scoring        # words and bytes
+
+Passes over a text are independent, so the time to any error is in proportion to the seconds and to the
+variance of a pass. The seconds are those of networks with the textbook's shape. The variance is that of a
+model of ours that has learned, both ways: one that has not knows little more than prices (see `luck`).
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.measure import Result, converted, timed
-from benchmarks.textbook import Size, Textbook, Trainer, score
-from unmask.data.corpus import PrepareOptions, prepare
+from benchmarks.measure import RandomText, Result, fast_pair, side_by_side
+from benchmarks.quality import train
+from benchmarks.textbook import Size, score
+from unmask import MDLM, LanguageModel
+from unmask.data.corpus import prepare
 from unmask.data.loader import Loader, Wrapped
 from unmask.evaluation.likelihood import score_rows
+from unmask.experiment import Experiment
+from unmask.recipes import stdlib_tiny, text8_tiny
 
-SIZE = Size(vocab=257, depth=4, width=256, length=256, heads=4)
-WINDOWS, PASSES, WANTED = 64, 12, 0.01
+WINDOWS, PASSES, DRAWS, WANTED = 16, 50, 2, 0.01
 
 
-def measured(groups: int = 3, training: int = 60) -> Result:
-    """Seconds for Python's standard library to 1 %, with a model that has learned a little.
+@dataclass(frozen=True)
+class Case:
+    """A network to be timed, and what is learned in a few steps to know the variance."""
 
-    The variance of a pass is that of all passes together: of `groups` x 12 it is known to about a quarter.
-    """
+    name: str
+    size: Size
+    experiment: Experiment
+    steps: int
+
+
+def words() -> Case:
+    """GPT-2's vocabulary; the variance is that of 4,096 pieces of words."""
+    return Case("V = 50,258, 8 x 512", Size(50_258, depth=8, width=512, length=128), stdlib_tiny(), 300)
+
+
+def characters() -> Case:
+    """Bytes."""
+    experiment = replace(text8_tiny(), sources=("stdlib",), tokenizer="bytes")
+    return Case("bytes, 4 x 256", Size(257, depth=4, width=256, length=256, heads=4), experiment, 200)
+
+
+def measured(case: Case, groups: int = 3) -> Result:
+    """Seconds for `WINDOWS` windows of Python's standard library to 1 %, each group with draws of its own."""
+    theirs, ours = _variances(case, groups)
+    textbook, model = fast_pair(case.size)
+    text = RandomText.of(WINDOWS * case.size.length, case.size.vocab)
+    windows = torch.from_numpy(text.ids).view(WINDOWS, -1)
+    loader = Loader(text, Wrapped(case.size.length), WINDOWS)
+
+    def own() -> None:
+        with model.inference():
+            score_rows(model.denoise, model.objective, loader, None, None, replicates=DRAWS, seed=0)
+
+    seconds = side_by_side(lambda: score(textbook, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups)
+    slow, fast = (
+        tuple(variance / WANTED**2 * time / DRAWS for variance, time in zip(variances, times, strict=True))
+        for variances, times in zip((theirs, ours), seconds, strict=True)
+    )
+    apart = sum(theirs) / sum(ours)
+    note = f"variances are {apart:.1f} to 1, from {groups} x {PASSES} passes over {WINDOWS} windows"
+    return Result(f"scoring to a standard error of 1 %, {case.name}", 5, slow, fast, note=note)
+
+
+def _variances(case: Case, groups: int) -> tuple[list[float], list[float]]:
+    """Of a pass, relative to the squared nats: a coin for each token as in the textbook, and our way."""
     with tempfile.TemporaryDirectory() as folder:
-        corpus = prepare(["stdlib"], Path(folder) / "corpus", "bytes", PrepareOptions())
-        torch.manual_seed(0)
-        trainer = Trainer(Textbook(SIZE), lr=1e-3, ema=0.9)
-        loader = Loader(corpus.splits["train"], Wrapped(SIZE.length), 8)
-        for step in range(training):
-            trainer.step(loader.batch(step).tokens)
-        held_out = Loader(corpus.splits["valid"], Wrapped(SIZE.length), batch_size=WINDOWS)
-        windows = held_out.in_order(0, WINDOWS, of=WINDOWS).tokens
-        model = converted(trainer.model)
+        experiment = case.experiment
+        corpus = prepare(experiment.sources, Path(folder), experiment.tokenizer, experiment.options)
+        model, _ = train(experiment, corpus, 0, seed=0, steps=case.steps)
+        loader = Loader(corpus.splits["valid"], Wrapped(experiment.layout.length), WINDOWS)
+        batch = loader.in_order(0, WINDOWS, of=WINDOWS)
+        assert isinstance(model.objective, MDLM)
+        coins = replace(model.objective, exact_counts=False)
 
-        def theirs(_group: int) -> float:
-            """The variance of a pass, relative to the squared nats."""
-            estimates = score(trainer.model, windows, PASSES, batch=16)
-            return float(estimates.var() / estimates.mean() ** 2)
+        def by_coins(group: int) -> float:
+            generator = torch.Generator().manual_seed(group)
+            nats = [float(coins.token_nll(model.denoise, batch, generator).sum()) for _ in range(PASSES)]
+            return float(torch.tensor(nats).double().var() / torch.tensor(nats).double().mean() ** 2)
 
-        def ours(group: int) -> float:
-            with model.inference():
-                found = score_rows(
-                    model.denoise, model.objective, held_out, None, WINDOWS, PASSES, seed=group
-                )
+        def our_way(group: int) -> float:
+            found = score_rows(model.denoise, model.objective, loader, None, WINDOWS, PASSES, seed=group)
             return PASSES * (found.standard_error / found.nats_per_token) ** 2
 
-        textbook, own = _seconds(theirs, groups), _seconds(ours, groups)
-    note = f"from {WINDOWS} windows in {groups} x {PASSES} passes"
-    return Result("scoring to a standard error of 1 %", 5, textbook, own, note=note)
+        return _each(model, by_coins, groups), _each(model, our_way, groups)
 
 
-def _seconds(variance: Callable[[int], float], groups: int) -> tuple[float, ...]:
-    """To the wanted error, from the time of each group of passes.
-
-    A longer text needs fewer passes of more seconds each: its length does not matter.
-    """
-    variances: list[float] = []
-    times = [timed(lambda group=group: variances.append(variance(group))) for group in range(groups)]  # type: ignore[misc]
-    passes = sum(variances) / groups / WANTED**2
-    return tuple(passes * time / PASSES for time in times)
+def _each(model: LanguageModel, variance: Callable[[int], float], groups: int) -> list[float]:
+    with model.inference():
+        return [variance(group) for group in range(groups)]
 
 
 if __name__ == "__main__":
-    result = measured()
-    print(result.textbook, result.ours, result.ratio)
+    for case in (words(), characters()):
+        result = measured(case)
+        print(result.work, result.textbook, result.ours, result.ratios, result.note, sep="\n  ", flush=True)

@@ -6,19 +6,20 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import median, timed
+from benchmarks.measure import timed
 from unmask import MDLM, DiTConfig, LanguageModel, Tokenizer, save
 
 
 @dataclass(frozen=True)
 class Startup:
-    """Seconds, the middle of some."""
+    """Seconds of each repeat."""
 
-    sample: float
-    torch: float
-    help: float
+    sample: tuple[float, ...]
+    torch: tuple[float, ...]
+    help: tuple[float, ...]
 
 
 def measured(repeats: int = 5) -> Startup:
@@ -31,15 +32,15 @@ def measured(repeats: int = 5) -> Startup:
             "torch": ["-c", "import torch"],
             "help": ["-m", "unmask", "--help"],
         }
-        found = {}
-        for name, arguments in commands.items():
-            command = [sys.executable, *arguments]
-            times = [
-                timed(lambda command=command: subprocess.run(command, check=True, capture_output=True))  # type: ignore[misc]
-                for _ in range(repeats + 1)
-            ]
-            found[name] = median(times[1:])
-    return Startup(**found)
+        found: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(repeats + 1):
+            for name, arguments in commands.items():
+                found[name].append(timed(partial(_run, arguments)))
+    return Startup(**{name: tuple(times[1:]) for name, times in found.items()})
+
+
+def _run(arguments: list[str]) -> None:
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
 
 if __name__ == "__main__":

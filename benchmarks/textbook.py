@@ -175,7 +175,7 @@ class Trainer:
 
     def __init__(self, model: Textbook, lr: float = 3e-4, ema: float = 0.9999) -> None:
         self.model, self.ema = model, ema
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0)
         self.average = [p.detach().clone() for p in model.parameters()]
         self.updates = 0
 

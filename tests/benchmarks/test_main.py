@@ -23,7 +23,7 @@ def test_figures_are_shown_and_written(
 ) -> None:
     points = [asdict(Point(axis, value, 1.0, 2.0, 3, 4)) for axis, values in AXES.items() for value in values]
     monkeypatch.setattr(program, "COMPARISONS", {"toy": lambda: TOY})
-    extras = {"scaling": lambda: points, "startup": lambda: asdict(Startup(2.0, 1.5, 0.1))}
+    extras = {"scaling": lambda: points, "startup": lambda: asdict(Startup((2.0,), (1.5,), (0.1,)))}
     monkeypatch.setattr(program, "EXTRAS", extras)
     monkeypatch.setattr(program, "_peaks", lambda: {"float32": 1e9})
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])

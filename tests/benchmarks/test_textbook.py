@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import scoring
 from benchmarks.measure import RandomText, Result, compare, pair, side_by_side
 from benchmarks.textbook import Size, Textbook, Trainer, fill, gumbel_choice, score, slide
 from benchmarks.training import steps
+from unmask import DiTConfig
+from unmask.data.corpus import PrepareOptions
+from unmask.data.loader import Wrapped
+from unmask.experiment import Experiment
 from unmask.objectives.base import corrupt
+from unmask.training.loop import Training
 from unmask.types import Batch
 
 SIZE = Size(vocab=13, depth=2, width=32, length=12, heads=2)
@@ -132,3 +139,21 @@ def test_a_comparison_counts_the_products(repeats: int) -> None:
     assert len(result.ratios) == repeats
     assert result.share is not None
     assert 0 < result.share < 2
+
+
+def test_scoring_is_measured_to_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat, and the dog did not. " * 200)
+    monkeypatch.setattr(scoring, "PASSES", 8)
+    backbone = DiTConfig(width=32, depth=2, heads=2, length=12)
+    learned = Experiment(
+        (str(tmp_path / "a.txt"),),
+        "bytes",
+        backbone,
+        layout=Wrapped(12),
+        options=PrepareOptions(share=0.5),
+        training=Training(steps=1, batch_size=2),
+    )
+    result = scoring.measured(scoring.Case("tiny", SIZE, learned, steps=2))
+    assert len(result.ratios) == 3
+    assert min(result.ratios) > 0
+    assert "variances are" in result.note

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from unmask.data.loader import Loader
 from unmask.data.textsize import TextSize
 from unmask.diffusion.denoise import Around, Denoise
-from unmask.diffusion.process import LeftToRight
+from unmask.diffusion.process import LeftToRight, Masking
 from unmask.diffusion.times import PartTimes, UniformTimes
+from unmask.evaluation.luck import BETA, luck, prices
 from unmask.evaluation.score import CELLS, Score, total
 from unmask.objectives import MDLM
 from unmask.objectives.base import MaskedObjective, Objective
@@ -59,13 +60,14 @@ def score_ids(
     scores = []
     for number, window in enumerate(_windows(ids, denoise.max_length)):
         line = torch.tensor([window], device=_device(denoise))
+        dear = _prices(denoise, objective, len(window))
         estimates = np.zeros((1 if exact else REPLICATES, CELLS))
         tokens = np.zeros(len(window))
         for replicate in range(len(estimates)):
             for first in range(0, rows, MOST_ROWS):
                 batch = Batch(line.expand(min(MOST_ROWS, rows - first), -1), first_row=first, total_rows=rows)
                 generator = _generator(seed, text, number, replicate, rows)
-                nats, cells = _drawn(denoise, objective, batch, generator)
+                nats, cells = _drawn(denoise, objective, batch, generator, dear)
                 estimates[replicate] += _by_cell(nats, cells) / rows
                 tokens += nats.sum(0).cpu().numpy() / (rows * len(estimates))
         scores.append(replace(_score(estimates, len(window), None), token_nats=tuple(tokens.tolist())))
@@ -131,11 +133,12 @@ def score_rows(
         raise ValueError(f"replicates must be at least 2, so that an error can be told; got {replicates}")
     _check_precision(precision)
     firsts = range(0, wanted, loader.batch_size)
+    dear = _prices(denoise, objective, loader.layout.length)
     passes = np.zeros((0, CELLS))
     needed = 1 if exact else replicates
     while len(passes) < needed:
         numbers = range(len(passes), needed)
-        sums, tokens = _passes(denoise, objective, loader, firsts, wanted, numbers, seed, world, report)
+        sums, tokens = _passes(denoise, objective, loader, firsts, wanted, numbers, seed, dear, world, report)
         passes = np.concatenate([passes, sums])
         score = _score(passes, tokens, None)
         # At most four times as many at once: the error of few passes is itself not well known.
@@ -151,6 +154,7 @@ def _passes(
     wanted: int,
     numbers: range,
     seed: int,
+    dear: Tensor | None,
     world: World,
     report: Callable[[int], None] | None,
 ) -> tuple[NDArray[np.float64], int]:
@@ -165,9 +169,9 @@ def _passes(
         batch = loader.in_order(firsts[index], loader.batch_size, of=wanted)
         batch = replace(batch, first_row=0, total_rows=None).to(device)
         for place, number in enumerate(numbers):
-            nats = nats_by_time(denoise, objective, batch, _generator(seed, number, firsts[index]))
+            drawn = _drawn(denoise, objective, batch, _generator(seed, number, firsts[index]), dear)
             if mine == index:
-                sums[index, place] = nats
+                sums[index, place] = _by_cell(*drawn)
                 tokens[index] = float(batch.counted.sum())
             if report is not None:
                 before = numbers[0] * wanted + turn * loader.batch_size * len(numbers)
@@ -177,15 +181,16 @@ def _passes(
 
 
 class Clock(Around):
-    """A denoiser that remembers the times of its first call."""
+    """A denoiser that remembers the times and the rows of its first call."""
 
     def __init__(self, denoise: Denoise) -> None:
         super().__init__(denoise)
         self.t: Tensor | None = None
+        self.rows: Rows | None = None
 
     def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
         if self.t is None:
-            self.t = t
+            self.t, self.rows = t, rows
         return self.denoise(z, t, rows, **context)
 
 
@@ -210,15 +215,33 @@ def nats_by_time(
     return _by_cell(*_drawn(denoise, objective, batch, generator))
 
 
+def _prices(denoise: Denoise, objective: Objective, length: int) -> Tensor | None:
+    """What tokens cost by themselves, if the luck of a draw can be told by it: exact counts in whole rows."""
+    objective = steadiest(denoise, objective)
+    if not isinstance(objective, MaskedObjective) or not objective.exact_counts:
+        return None
+    return prices(denoise, length, _device(denoise)) if isinstance(objective.process, Masking) else None
+
+
 def _drawn(
-    denoise: Denoise, objective: Objective, batch: Batch, generator: torch.Generator
+    denoise: Denoise,
+    objective: Objective,
+    batch: Batch,
+    generator: torch.Generator,
+    dear: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The nats [B, L] of one draw for each row, and the cell of the time that they fell into."""
+    """The nats [B, L] of one draw for each row, and the cell of the time that they fell into.
+
+    With prices, they are less their luck: the same nats on average, from all tokens instead of hidden ones.
+    """
     clock = Clock(denoise)
     nats = steadiest(denoise, objective).token_nll(clock, batch, generator).detach().double()
     if not bool(nats.isfinite().all()):
         raise DamagedError("the network's log-probabilities are NaN or infinite; its weights are damaged")
     assert clock.t is not None
+    if dear is not None:
+        assert isinstance(clock.rows, Tensor)
+        nats = nats - BETA * luck(dear[batch.tokens], clock.rows, batch.counted)
     t = clock.t[:, : nats.shape[1]]  # of the noisy text, where a clean one is read beside it
     # A step that ends at t stands for the time before it, so a cell has its upper end and not its lower.
     return nats, ((t * CELLS).ceil().long() - 1).clamp(0, CELLS - 1).expand(nats.shape)
