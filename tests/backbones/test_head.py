@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unmask.backbones import head
-from unmask.backbones.head import Priced, in_parts, linear
+from unmask.backbones.head import Priced, in_parts
 
 ROWS, WIDTH, VOCAB = 37, 6, 11
 

@@ -7,8 +7,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones.head import linear
 from unmask.backbones.masks import Beside, Order
+from unmask.backbones.products import linear
 from unmask.types import Rows, Times, Tokens
 
 

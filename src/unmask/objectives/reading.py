@@ -16,6 +16,10 @@ from unmask.objectives.base import Objective, Surprise, precise
 from unmask.types import Each, LogX, Vocab
 
 
+WIDE_AT_ONCE = 1 << 21
+"""Logits that are turned into probabilities at a time."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """`each` of log_x = read(logits, alpha), as the head asks for it."""
@@ -31,18 +35,31 @@ class Reading:
     def priced(self, logits: Tensor, part: slice) -> Priced:
         """d(-log softmax(y)[x])/dy = softmax(y) - onehot(x); anything else is left to autograd."""
         if self.objective.softmax and isinstance(self.each, Surprise):
-            x, weight = self.each.x[part, None], self.each.weight[part]
-            lines = _softmax(logits, self.vocab)
-            nats = -lines.gather(-1, x)[:, 0]
-            slope = lines.exp_()
-            slope.scatter_add_(-1, x, torch.full_like(x, -1, dtype=slope.dtype))
-            scale = weight.to(nats)
-            return Priced(scale * nats, slope.to(logits.dtype), scale)
+            x, scale = self.each.x[part, None], self.each.weight[part]
+            nats = torch.cat([self._walked(*few) for few in zip(_few(logits), _few(x, logits), strict=True)])
+            scale = scale.to(nats)
+            return Priced(scale * nats, logits, scale)
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
             said = self(leaf, part)
         (slope,) = torch.autograd.grad(said, leaf, torch.ones_like(said))
         return Priced(said.detach(), slope, torch.ones_like(said))
+
+    def _walked(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Nats [n] of the tokens x [n, 1], while softmax(logits) - onehot(x) is written over the logits."""
+        lines = _softmax(logits, self.vocab)
+        nats = -lines.gather(-1, x)[:, 0]
+        slope = lines.exp_()
+        slope.scatter_add_(-1, x, torch.full_like(x, -1, dtype=slope.dtype))
+        if slope.dtype != logits.dtype:
+            logits.copy_(slope)
+        return nats
+
+
+def _few(lines: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
+    """So many at a time that float32 logits of theirs, as many as in a line of `like`, are in the cache."""
+    size = max(1, WIDE_AT_ONCE // (lines if like is None else like).shape[1])
+    return lines.split(size)
 
 
 def log_x(objective: Objective, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -107,7 +108,7 @@ def counting(wanted: bool) -> Iterator[Count]:
     if not wanted:
         yield count
         return
-    counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+    counter = FlopCounterMode(display=False, custom_mapping=_ON_CPU)
     counter.mod_tracker = _NoModules()  # type: ignore[assignment]
     # Without the stance, the compiler would meet the counter once and then leave the code alone for ever.
     with torch.compiler.set_stance("force_eager"), counter:
@@ -139,8 +140,14 @@ def _attention_backward(_gradient: Any, query: Any, key: Any, value: Any, *_: An
     return int(2 * pairs * (3 * query[3] + 2 * value[3]))
 
 
+def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Of shapes [..., inputs] and [outputs, inputs]."""
+    return int(2 * math.prod(x) * weight[0])
+
+
 _ATEN: Any = torch.ops.aten
-_CPU_ATTENTION = {  # torch's own table knows attention on other devices only
+_ON_CPU = {  # torch's own table knows attention on other devices only, and nothing of oneDNN
+    torch.ops.mkldnn._linear_pointwise: _linear,
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
