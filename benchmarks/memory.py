@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from benchmarks.measure import Result
+from benchmarks.measure import Result, bf16
 from benchmarks.textbook import Size
 from benchmarks.training import steps
 
@@ -47,7 +47,7 @@ def _peak() -> float:
 
 
 if __name__ == "__main__":
-    trainer, run = steps(SIZE, BATCH)
+    trainer, run = steps(SIZE, BATCH, bf16())
     text = run.loader.batch(0).tokens
     if sys.argv[1] == "textbook":
         del run  # each way is alone

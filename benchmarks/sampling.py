@@ -11,7 +11,7 @@ from unmask.sampling.semi import SemiAutoregressive
 
 WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
 LONG = Size(vocab=50_258, depth=8, width=512, length=1024)
-CHARACTERS = Size(vocab=28, depth=6, width=384, length=256)
+CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
 
 
 def sampling(

@@ -12,7 +12,7 @@ from unmask.training.optim import AdamW
 from unmask.world import World
 
 WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
-CHARACTERS = Size(vocab=28, depth=6, width=384, length=256)
+CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
 
 
 def steps(size: Size, batch: int, bf16: bool = False) -> tuple[Trainer, Run]:

@@ -120,14 +120,3 @@ def test_mixed_precision_sums_in_the_weights_precision(at_once: int) -> None:
         assert mine.grad is not None
         assert mine.grad.dtype == torch.float32
         torch.testing.assert_close(mine.grad, other.grad, rtol=0.03, atol=2.0)  # of sums in the hundreds
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5])
-@pytest.mark.parametrize("biased", [True, False])
-def test_columns_together_are_the_linear_map(
-    monkeypatch: pytest.MonkeyPatch, rows: int, biased: bool
-) -> None:
-    monkeypatch.setattr(head, "COLUMNS", 4)
-    hidden, weight, bias = (tensor.detach() for tensor in inputs(rows))
-    expected = F.linear(hidden, weight, bias if biased else None)
-    torch.testing.assert_close(linear(hidden, weight, bias if biased else None), expected)

@@ -89,7 +89,18 @@ def test_time_embedding_works_in_the_precision_of_its_weights(dtype: torch.dtype
     torch.testing.assert_close(got.float(), expected, atol=0.02, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gelu_in_bfloat16_is_off_by_an_eighth_of_a_rounding_of_one() -> None:
+    """Beyond what the result is rounded by, for every bfloat16 number."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x = x[x.isfinite() & (x.abs() < 1e30)]
+    expected = torch.nn.functional.gelu(x.double(), approximate="tanh")
+    rounding = 2.0**-8
+    off = (GELU()(x).double() - expected).abs() - rounding * expected.abs()
+    assert float(off.max()) < rounding / 7
+    assert torch.equal(GELU()(x.clone().requires_grad_()).detach(), GELU()(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gelu_is_the_same_in_training_and_afterwards(dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-30, 30, 9999), torch.tensor([0.0, 1e-30, 1e15, -1e15])]).to(dtype)
     expected = torch.nn.functional.gelu(x, approximate="tanh")

@@ -113,7 +113,7 @@ class GELU(nn.Module):
     """x/2 (1 + tanh(c (x + 0.044715 x^3))) with c = sqrt(2/pi), which is x sigmoid(2c (x + 0.044715 x^3)).
 
     As a sigmoid it takes half the time on CPUs. In bfloat16 it is x Phi(x) there, in a quarter of the time:
-    that differs by less than x is rounded by, and by less than torch's own tanh in bfloat16 does.
+    that is off by 0.0005 at most, an eighth of what a number of size 1 is rounded by.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -278,12 +278,15 @@ class Attention(nn.Module):
 
     def _query(self, q: Tensor, angles: Angles) -> Tensor:
         """[..., heads, L, head_width], ready to be compared."""
-        q = self.q_norm(q)
-        return rotate(q if self.q_bias is None else q + self.q_bias.view(self.heads, 1, -1), angles)
+        return _turned_by(angles, self.q_norm(q), self.q_bias)
 
     def _key(self, k: Tensor, angles: Angles) -> Tensor:
-        k = self.k_norm(k)
-        return rotate(k if self.k_bias is None else k + self.k_bias.view(self.kv_heads, 1, -1), angles)
+        return _turned_by(angles, self.k_norm(k), self.k_bias)
+
+
+def _turned_by(angles: Angles, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x + bias of each head, turned; in the precision of x, which products are asked in."""
+    return rotate(x if bias is None else x + bias.to(x.dtype).view(x.shape[-3], 1, -1), angles)
 
 
 def _heads(lines: Tensor, count: int) -> Tensor:

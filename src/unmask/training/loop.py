@@ -175,7 +175,7 @@ class Run:
         loss = nats / max(1.0, counted)
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:
-            with counting(to_count) as in_update:
+            with counting(to_count) as in_update, self._mixed_precision():
                 for optimizer in self.optimizers:
                     optimizer.step()
             if to_count:
@@ -215,13 +215,17 @@ class Run:
             batch = self._cropped(batch, step).to(self.world.device)
             generator = torch.Generator().manual_seed(_seed(settings.seed, step))
             with self.through.gathering(last=number == len(pieces) - 1):
-                with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.state.bf16):
+                with self._mixed_precision():
                     total = objective.token_nll(self.through, batch, generator).sum()
                 torch.autograd.backward(total if count else 0 * total)
             if count:
                 nats += float(total.detach())
                 counted += float(batch.counted.sum())
         return nats, counted
+
+    def _mixed_precision(self) -> torch.autocast:
+        """Products of bfloat16 numbers, if the run has them: those of the network, and Muon's."""
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.state.bf16)
 
     @torch.no_grad()
     def _steadiest_times(self, curriculum: AnyCurriculum) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 torch.optim.Muon does the same, but always orthogonalises in bfloat16, which CPUs without bfloat16
 instructions do some fifty times more slowly than float32. Here the precision is the parameter's own on a
-CPU and bfloat16 on a GPU.
+CPU, unless autocast asks for less, and bfloat16 on a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class MuonOptimizer(Optimizer):
 
 def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
     """The nearest matrix whose singular values are all about 1 (0.7 to 1.2), by Newton-Schulz iteration."""
-    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    low = matrix.is_cuda or torch.is_autocast_enabled(matrix.device.type)
+    x = matrix.bfloat16() if low else matrix
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
     x = x / x.norm().clamp(min=1e-7)

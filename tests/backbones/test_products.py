@@ -1,0 +1,79 @@
+"""Linear layers by oneDNN are those of torch, for every shape, and are left to torch where they must be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from unmask.backbones import products
+from unmask.backbones.layers import GELU, TwoLayers
+from unmask.backbones.products import linear
+from unmask.training.machine import counting
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
+)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (1, 6), (5, 6), (2, 3, 6)])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("gelu", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_it_is_the_linear_map(shape: tuple[int, ...], biased: bool, gelu: bool, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(each, generator=random).to(dtype) for each in (shape, (11, 6)))
+    bias = torch.randn(11, generator=random) if biased else None
+    if bias is not None and dtype != torch.bfloat16:  # a network in bfloat16 keeps its biases
+        bias = bias.to(dtype)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    expected = F.gelu(expected, approximate="tanh") if gelu else expected
+    with torch.inference_mode():
+        if dtype == torch.bfloat16 and not products._fused(x, weight):
+            bias = None if bias is None else bias.to(dtype)
+        got = linear(x, weight, bias, gelu=gelu)
+    close = {"atol": 0.03, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(got.double(), expected, **close)
+    assert got.dtype == dtype
+
+
+def test_where_gradients_are_needed_torch_keeps_them() -> None:
+    x, weight = torch.randn(3, 6, requires_grad=True), torch.nn.Parameter(torch.randn(4, 6))
+    linear(x, weight, None, gelu=True).sum().backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+
+
+@needs_onednn
+def test_fused_only_for_plain_numbers_without_a_gradient() -> None:
+    x, weight = torch.randn(3, 6), torch.randn(4, 6)
+    with torch.no_grad():
+        assert products._fused(x, weight)
+        assert not products._fused(x, weight.bfloat16())
+        assert not products._fused(x.to("meta"), weight.to("meta"))
+        assert not products._fused(x, weight.as_subclass(Sharded))
+    assert not products._fused(x, weight)
+
+
+class Sharded(torch.Tensor):
+    """A tensor that is more than its numbers."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_layers_say_the_same_with_and_without_a_gradient(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = TwoLayers(torch.nn.Linear(8, 32), GELU(), torch.nn.Linear(32, 8)).to(dtype)
+    x = torch.randn(5, 8).to(dtype)
+    with torch.no_grad():
+        alone = net(x)
+    close = {"atol": 0.01, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-6, "rtol": 1e-5}
+    torch.testing.assert_close(alone, net(x).detach(), **close)
+
+
+def test_flops_are_counted() -> None:
+    x, weight = torch.randn(2, 3, 6), torch.randn(4, 6)
+    with torch.no_grad(), counting(True) as count:
+        linear(x, weight, None)
+    assert count.flops == 2 * math.prod(x.shape) * 4
