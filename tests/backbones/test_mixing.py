@@ -1,4 +1,4 @@
-"""Attention of whole heads in bfloat16: what torch's says in float64, gradients too, however it is divided."""
+"""Attention of whole heads in bfloat16: what torch says in float64, gradients too, however it is divided."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_many_at_once_by_vmap() -> None:
 def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
     leaves = [each.requires_grad_() for each in drawn()]
     (slope,) = torch.autograd.grad(mixing.mixed(*leaves).sum(), leaves[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
         torch.autograd.grad(slope.sum(), leaves[1])
 
 
@@ -79,7 +79,9 @@ def test_only_where_it_pays() -> None:
     assert not mixing.pays(long, long)
 
 
-@pytest.mark.parametrize(("dtype", "masked", "asked"), [(BF16, False, 1), (BF16, True, 0), (torch.float32, False, 0)])
+@pytest.mark.parametrize(
+    ("dtype", "masked", "asked"), [(BF16, False, 1), (BF16, True, 0), (torch.float32, False, 0)]
+)
 def test_layers_use_it_in_bfloat16_where_all_see_all(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, masked: bool, asked: int
 ) -> None:

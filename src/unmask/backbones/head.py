@@ -126,7 +126,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     """total += a b; the `first` product finds nothing there to add to."""
     if total.dtype != a.dtype:  # of products in 16 bits the sum is kept in 32
         size = max(1, WEIGHTS_AT_ONCE // total.shape[1])
-        for here, some in zip(total.split(size), a.split(size), strict=True):
+        for here, some in zip(torch.split(total, size), torch.split(a, size), strict=True):
             here.copy_(some @ b) if first else here.add_(some @ b)
     elif first:
         torch.mm(a, b, out=total)

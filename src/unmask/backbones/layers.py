@@ -164,6 +164,8 @@ class TwoLayers(nn.Sequential):
         if torch.is_grad_enabled() or not isinstance(activation, GELU):
             out: Tensor = last(again(activation, first(x)))
             return out
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
         x = products.linear(x, first.weight, first.bias, gelu=True)
         return products.linear(x, last.weight, last.bias)
 
@@ -231,7 +233,7 @@ class Attention(nn.Module):
             return self._at(asked, x, angles, seen, beside, layer)
         qkv = self.qkv(x) if packed is None else packed.spread(self.qkv(x))
         heads = _heads(qkv, self.heads + 2 * self.kv_heads)
-        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = again(self._query, q, angles), again(self._key, k, angles)
         if beside is not None:
             k, v = beside.layer(layer, k, v)
@@ -292,7 +294,7 @@ def _turned_by(angles: Angles, x: Tensor, bias: Tensor | None) -> Tensor:
 def _heads(lines: Tensor, count: int) -> Tensor:
     """[B, count, L, width] of lines [B, L, count * width], each head's part in one piece of memory: that
     takes one pass, and what is done with heads then takes half the time."""
-    return lines.unflatten(-1, (count, -1)).permute(2, 0, 1, 3).contiguous().transpose(0, 1)
+    return torch.unflatten(lines, -1, (count, -1)).permute(2, 0, 1, 3).contiguous().transpose(0, 1)
 
 
 def _turned(asked: Asked, angles: Angles) -> Angles:

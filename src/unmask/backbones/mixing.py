@@ -52,7 +52,7 @@ class _Mixed(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
         """With p the softmax of scores s = c q k^T, and D the slope: dv = p^T D, dp = D v^T,
         ds = p (dp - sum(p dp)), dq = c ds k, dk = c ds^T q."""
@@ -76,7 +76,7 @@ class _Mixed(torch.autograd.Function):
             for each, dim in zip(inputs, dims, strict=True)
         )
         q, k, v = (each.flatten(0, 1) for each in many)
-        return mixed(q, k, v).unflatten(0, (info.batch_size, -1)), 0
+        return torch.unflatten(mixed(q, k, v), 0, (info.batch_size, -1)), 0
 
 
 def _folded(*each: Tensor) -> Iterator[Tensor]:
@@ -97,7 +97,9 @@ class _Scores:
         self.buffer = q.new_empty(self.size, q.shape[1], k.shape[1])
 
     def parts(self) -> Iterator[slice]:
-        return (slice(first, min(first + self.size, len(self.q))) for first in range(0, len(self.q), self.size))
+        return (
+            slice(first, min(first + self.size, len(self.q))) for first in range(0, len(self.q), self.size)
+        )
 
     def of(self, some: slice) -> Tensor:
         out = self.buffer[: some.stop - some.start]

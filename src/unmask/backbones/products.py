@@ -29,7 +29,7 @@ def _fused(x: Tensor, weight: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and x.device.type == "cpu"
         and x.numel() > 0
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )

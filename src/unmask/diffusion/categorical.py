@@ -37,9 +37,9 @@ class Choice:
 
     def weights(self, log_x: LogX) -> Tensor:
         """What is chosen from: float64 [N, V], each line with the same sum as exp(log_x)."""
+        if self == Choice():  # exp in float32 is right to a part in 10^7; sums of it need more
+            return log_x.exp().double()
         log_x = log_x.double()
-        if self == Choice():
-            return log_x.exp()
         mass = log_x.exp().sum(-1, keepdim=True)
         if self.temperature == 0:
             best = log_x.argmax(-1, keepdim=True)

@@ -15,7 +15,6 @@ from unmask.backbones.head import Priced
 from unmask.objectives.base import Objective, Surprise, precise
 from unmask.types import Each, LogX, Vocab
 
-
 WIDE_AT_ONCE = 1 << 21
 """Logits that are turned into probabilities at a time."""
 
@@ -59,7 +58,7 @@ class Reading:
 def _few(lines: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
     """So many at a time that float32 logits of theirs, as many as in a line of `like`, are in the cache."""
     size = max(1, WIDE_AT_ONCE // (lines if like is None else like).shape[1])
-    return lines.split(size)
+    return torch.split(lines, size)
 
 
 def log_x(objective: Objective, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
