@@ -24,15 +24,15 @@ from unmask.training.machine import matmul_peak
 
 COMPARISONS: dict[str, Callable[[], Result]] = {
     "training words": lambda: training.throughput(
-        "training, V = 50,258, 8 x 512, L = 128, batch 8", 4, training.WORDS, 8, repeats=5
+        "training, V = 50,258, 8 x 512, L = 128, batch 8", 4, training.WORDS, 8, repeats=9
     ),
     "training characters": lambda: training.throughput(
-        "training, characters, 6 x 384, L = 256, batch 16", 2, training.CHARACTERS, 16, repeats=5
+        "training, characters, 6 x 384, L = 256, batch 16", 2, training.CHARACTERS, 16, repeats=9
     ),
     "memory": memory.measured,
     "memory recomputing": lambda: memory.measured("recompute"),
     "sampling words": lambda: sampling.sampling(
-        "sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, sampling.WORDS, 4, 32, repeats=3, share=0.25
+        "sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, sampling.WORDS, 4, 32, repeats=5, share=0.25
     ),
     "sampling characters": lambda: sampling.sampling(
         "sampling 16 x 256, characters, 1,000 steps",
@@ -40,12 +40,12 @@ COMPARISONS: dict[str, Callable[[], Result]] = {
         sampling.CHARACTERS,
         16,
         1000,
-        repeats=2,
+        repeats=3,
         share=0.02,
         own_share=0.1,
     ),
     "infilling": lambda: sampling.infilling(repeats=2),
-    "sliding": lambda: sampling.sliding(repeats=1),
+    "sliding": lambda: sampling.sliding(repeats=2),
     "scoring": lambda: scoring.measured(scoring.words()),
 }
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -54,6 +57,49 @@ class Result:
         return {**vars(self), "ratio": self.ratio, "ratios": self.ratios, "met": self.ratio >= self.bar}
 
 
+class Alone:
+    """Work in a process of its own, called in turns with other work: no way finds memory as another left it,
+    or as another told the system to treat it."""
+
+    def __init__(self, make: Callable[..., Work], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_in_turns, args=(theirs, make, *arguments), daemon=True)
+        self.process.start()
+
+    def __call__(self) -> None:
+        self._asked(False)
+
+    def flops(self) -> int:
+        """Those of the work, which is done once more."""
+        return self._asked(True)
+
+    def _asked(self, counted: bool) -> int:
+        self.pipe.send(counted)
+        return int(self.pipe.recv())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _in_turns(pipe: Connection, make: Callable[..., Work], *arguments: object) -> None:
+    work = make(*arguments)
+    while True:
+        counted = pipe.recv()
+        pipe.send(flops_of(work) if counted else (work(), 0)[1])
+
+
+def flops_of(work: Work) -> int:
+    """FLOPs of its matrix products; it is done to be counted."""
+    with counting(True) as count:
+        work()
+    return count.flops
+
+
 def side_by_side(
     theirs: Work, ours: Work, repeats: int, warm: bool = True
 ) -> tuple[list[float], list[float]]:
@@ -95,9 +141,8 @@ def compare(
     reached = None
     if counted:
         peak = peak_now()
-        with counting(True) as count:
-            ours()
-        reached = count.flops / statistics.median(own) / peak
+        flops = ours.flops() if isinstance(ours, Alone) else flops_of(ours)
+        reached = flops / statistics.median(own) / peak
     theirs_whole = tuple(seconds / share for seconds in textbook)
     ours_whole = tuple(seconds / own_share for seconds in own)
     return Result(work, bar, theirs_whole, ours_whole, reached, note=note)

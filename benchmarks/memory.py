@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, bf16
 from benchmarks.textbook import Size
-from benchmarks.training import steps
+from benchmarks.training import own_run, rows, textbook_trainer
 
 SIZE = Size(vocab=50_258, depth=8, width=512, length=1024)
 BATCH = 8
@@ -47,14 +47,12 @@ def _peak() -> float:
 
 
 if __name__ == "__main__":
-    trainer, run = steps(SIZE, BATCH, bf16())
-    text = run.loader.batch(0).tokens
-    if sys.argv[1] == "textbook":
-        del run  # each way is alone
+    if sys.argv[1] == "textbook":  # each way is alone
+        trainer, text = textbook_trainer(SIZE), rows(SIZE, BATCH)
         trainer.step(text[:1, :8])
         trainer.step(text)
     else:
-        del trainer
+        run = own_run(SIZE, BATCH, bf16())
         run.denoise.backbone.recompute = sys.argv[1] == "recompute"
         run.step()
         run.step()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from benchmarks.measure import RandomText, Result, bf16, compare, pair
+from benchmarks.measure import Alone, RandomText, Result, Work, bf16, compare, pair
 from benchmarks.textbook import Size, Trainer
 from unmask.data.loader import Loader, Wrapped
 from unmask.training.loop import Run, Training
@@ -15,30 +16,44 @@ WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
 CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
 
 
-def steps(size: Size, batch: int, bf16: bool = False) -> tuple[Trainer, Run]:
-    """Both, ready to be stepped: the same network, optimizer, clipping and moving average."""
-    textbook, model = pair(size)
-    text = RandomText.of(64 * batch * size.length, size.vocab)
-    loader = Loader(text, Wrapped(size.length), batch)
+def textbook_trainer(size: Size) -> Trainer:
+    """The textbook, ready to be stepped."""
+    return Trainer(pair(size)[0])
+
+
+def own_run(size: Size, batch: int, bf16: bool = False) -> Run:
+    """Ours: the same network, optimizer, clipping and moving average."""
+    model = pair(size)[1]
+    loader = Loader(_text(size, batch), Wrapped(size.length), batch)
     settings = Training(steps=1000, batch_size=batch, optimizer=AdamW(lr=3e-4), warmup=0, bf16=bf16)
     model.denoise.train()
-    return Trainer(textbook), Run(model.denoise, model.objective, loader, settings, World())
+    return Run(model.denoise, model.objective, loader, settings, World())
 
 
-def throughput(work: str, bar: float, size: Size, batch: int, repeats: int, at_once: int = 1) -> Result:
-    """Seconds of `at_once` steps."""
-    trainer, run = steps(size, batch, bf16())
-    x = run.loader.batch(0).tokens
+def rows(size: Size, batch: int) -> Tensor:
+    """Some of the text that ours is trained on, [batch, L]."""
+    return torch.from_numpy(_text(size, batch).ids[: batch * size.length]).view(batch, size.length)
 
-    def theirs() -> None:
-        for _ in range(at_once):
-            trainer.step(x)
 
-    def ours() -> None:
-        for _ in range(at_once):
-            run.step()
+def _text(size: Size, batch: int) -> RandomText:
+    return RandomText.of(64 * batch * size.length, size.vocab)
 
-    return compare(work, bar, theirs, ours, repeats)
+
+def textbook_step(size: Size, batch: int) -> Work:
+    """A step of the textbook, on the same rows each time."""
+    trainer, x = textbook_trainer(size), rows(size, batch)
+    return lambda: trainer.step(x)
+
+
+def own_step(size: Size, batch: int, bf16: bool) -> Work:
+    """A step of ours; a function with a name, for another process to find."""
+    return own_run(size, batch, bf16).step
+
+
+def throughput(work: str, bar: float, size: Size, batch: int, repeats: int) -> Result:
+    """Seconds of a step."""
+    with Alone(textbook_step, size, batch) as theirs, Alone(own_step, size, batch, bf16()) as ours:
+        return compare(work, bar, theirs, ours, repeats)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks import scoring
-from benchmarks.measure import RandomText, Result, compare, pair, side_by_side
+from benchmarks.measure import Alone, RandomText, Result, compare, pair, side_by_side
 from benchmarks.textbook import Size, Textbook, Trainer, fill, gumbel_choice, score, slide
-from benchmarks.training import steps
+from benchmarks.training import own_run, own_step, rows, textbook_trainer
 from unmask import DiTConfig
 from unmask.data.corpus import PrepareOptions
 from unmask.data.loader import Wrapped
@@ -104,9 +104,9 @@ def test_its_score_is_ours() -> None:
 
 
 def test_both_are_stepped_on_the_same_text() -> None:
-    trainer, run = steps(SIZE, batch=4)
+    trainer, run = textbook_trainer(SIZE), own_run(SIZE, batch=4)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
-    assert abs(trainer.step(run.loader.batch(0).tokens) - run.step()["loss"]) < 2
+    assert abs(trainer.step(rows(SIZE, 4)) - run.step()["loss"]) < 2
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -124,6 +124,13 @@ def test_both_works_are_measured_in_turns() -> None:
     theirs, ours = Clock(), Clock()
     times = side_by_side(theirs, ours, repeats=3)
     assert (theirs.calls, ours.calls, len(times[0]), len(times[1])) == (4, 4, 3, 3)
+
+
+def test_work_in_a_process_of_its_own_is_done_and_counted() -> None:
+    with Alone(own_step, SIZE, 2, False) as work:
+        work()
+        assert work.flops() > 2 * 12 * SIZE.width**2 * 2 * SIZE.length  # more than a forward pass of a layer
+    assert not work.process.is_alive()
 
 
 def test_a_result_is_the_middle_of_its_ratios() -> None:
