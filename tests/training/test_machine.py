@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import shutil
 import subprocess
 import sys
@@ -192,23 +191,3 @@ def test_what_counts_as_out_of_memory() -> None:
     assert not is_out_of_memory(ValueError(allocator))
     assert "microbatch=4," in less_memory(8)
     assert "smaller network" in less_memory(1)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to")
-def test_freed_memory_is_kept_for_the_next_step() -> None:
-    """Pages that come from the system are counted: the second time, there are none."""
-    code = """
-import resource, torch
-from unmask.training.machine import keep_freed_memory
-keep_freed_memory()
-pages = []
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(25_000_000)
-    pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(pages[0], pages[-1])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    first, last = (int(count) for count in done.stdout.split())
-    assert first > 1000
-    assert last < 100
