@@ -58,8 +58,8 @@ class Result:
 
 
 class Alone:
-    """Work in a process of its own, called in turns with other work: no way finds memory as another left it,
-    or as another told the system to treat it."""
+    """Work in a process of its own, called in turns with other work: no way finds memory as another left it
+    (from what is freed, the C library learns what to keep)."""
 
     def __init__(self, make: Callable[..., Work], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")

@@ -30,15 +30,16 @@ from unmask.types import Vocab
 from unmask.world import World, world
 
 SIZE = Model("small", depth=4, width=256, vocab=4096, length=256)
-ROWS, STEPS = 4, 12
+ROWS, STEPS = (4, 16), 12
+"""Windows that a process takes in a step: as few as the weights are exchanged for often, and a recipe's."""
 
 
-def worker(here: World) -> dict[str, float]:
+def worker(here: World, rows: int) -> dict[str, float]:
     """Train for a few steps, and say how it went."""
     backbone = DiTConfig(SIZE.width, SIZE.depth, heads=4, length=SIZE.length, dropout=0.0)
     denoise = ModelConfig(Vocab(SIZE.vocab, SIZE.vocab - 1), backbone, MDLM()).build().train()
     text = RandomText.of(1 << 20, SIZE.vocab)
-    batch = ROWS * here.size
+    batch = rows * here.size
     settings = Training(steps=1000, batch_size=batch, optimizer=AdamW(), warmup=0, bf16=False)
     run = Run(denoise, MDLM(), Loader(text, Wrapped(SIZE.length), batch), settings, here)
     for _ in range(3):
@@ -61,31 +62,34 @@ def _bandwidth(here: World) -> float:
     return 2 * (here.size - 1) / here.size * GRADIENT * SIZE.parameters / median(times[1:])
 
 
-def measured(ranks: int, groups: int = 1) -> dict[str, float]:
+def measured(rows: int, ranks: int, groups: int) -> dict[str, float]:
     """Run `groups` of so many processes of one thread at once, and take their mean."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     running = [
         subprocess.Popen(
-            [*command, __file__, "worker"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [*command, __file__, "worker", str(rows)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         for _ in range(groups)
     ]
     said = [process.communicate()[0].decode() for process in running]
     if any(process.returncode for process in running):
-        raise SystemExit(f"{ranks} processes could not be run; try: python -m benchmarks.ranks worker")
+        raise SystemExit(f"{ranks} processes could not be run; try: python -m benchmarks.ranks worker {rows}")
     found: list[dict[str, float]] = [json.loads(each.strip().splitlines()[-1]) for each in said]
     return {name: statistics.mean(each[name] for each in found) for name in found[0]}
 
 
-def main(repeats: int = 3) -> None:
+def table(rows: int, repeats: int = 3) -> None:
     """A table of medians, each with its range: in turns, because the machine's speed changes by the minute.
 
-    The prediction takes the share of the peak that one process reaches as given.
+    The prediction takes the speed of one process as given, and divides the cores among more than there are.
     """
-    tokens = ROWS * SIZE.length
+    tokens, cores = rows * SIZE.length, os.cpu_count() or 1
     ways = {"1": (1, 1), "2, strangers": (1, 2), "2": (2, 1), "3": (3, 1)}
-    turns = [{name: measured(*way) for name, way in ways.items()} for _ in range(repeats)]
+    turns = [{name: measured(rows, *way) for name, way in ways.items()} for _ in range(repeats)]
     lines = []
     for name, (ranks, groups) in ways.items():
         here = [turn[name] for turn in turns]
@@ -93,7 +97,7 @@ def main(repeats: int = 3) -> None:
         predicted = []
         for one, each in zip(alone, here, strict=True):
             talk = 2 * (ranks - 1) / ranks * GRADIENT * SIZE.parameters / each["bandwidth"]
-            predicted.append(one["seconds"] * one["peak"] / each["peak"] + talk)
+            predicted.append(one["seconds"] * max(1.0, ranks * groups / cores) + talk)
         kept = [one["seconds"] / each["seconds"] for one, each in zip(alone, here, strict=True)]
         seconds = median([each["seconds"] for each in here])
         lines.append(
@@ -113,10 +117,11 @@ def main(repeats: int = 3) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["worker"]:
+    if sys.argv[1:2] == ["worker"]:
         with world() as here:
-            found = worker(here)
+            found = worker(here, int(sys.argv[2]))
             if here.first:
                 print(json.dumps(found))
     else:
-        main()
+        for rows in ROWS:
+            table(rows)

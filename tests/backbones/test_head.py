@@ -15,7 +15,9 @@ ROWS, WIDTH, VOCAB = 37, 6, 11
 
 @pytest.fixture(params=[1, 50, 10_000])
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Logits at a time, and as many weights of a gradient in 16 bits."""
     monkeypatch.setattr(head, "AT_ONCE", request.param)
+    monkeypatch.setattr(head, "WEIGHTS_AT_ONCE", request.param)
     return int(request.param)
 
 

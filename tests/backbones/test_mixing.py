@@ -35,12 +35,14 @@ def assert_near(got: Tensor, exact: Tensor, share: float = 0.01) -> None:
     assert float((got.double() - exact).norm()) < share * float(exact.norm())
 
 
+@pytest.mark.parametrize("short", [0, 4])
 @pytest.mark.parametrize("at_once", [1, 1000, 1 << 20])
 @pytest.mark.parametrize(("queries", "keys"), [(20, 20), (7, 20), (1, 1)])
 def test_values_and_gradients_are_those_of_exact_attention(
-    monkeypatch: pytest.MonkeyPatch, at_once: int, queries: int, keys: int
+    monkeypatch: pytest.MonkeyPatch, short: int, at_once: int, queries: int, keys: int
 ) -> None:
     monkeypatch.setattr(mixing, "AT_ONCE", at_once)
+    monkeypatch.setattr(mixing, "SHORT", short)
     inputs = drawn(queries, keys)
     ours = with_gradients(mixing.mixed, inputs)
     exact = with_gradients(F.scaled_dot_product_attention, [each.double() for each in inputs])
@@ -51,6 +53,19 @@ def test_values_and_gradients_are_those_of_exact_attention(
     assert_near(ours[0], exact[0])
     with torch.no_grad():
         assert torch.equal(mixing.mixed(*inputs), ours[0])
+
+
+@pytest.mark.parametrize("keys", [64, 65])
+def test_probabilities_are_kept_for_short_rows_and_where_a_gradient_comes(keys: int) -> None:
+    inputs = [each.requires_grad_() for each in drawn(keys, keys)]
+    kept = list[int]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.numel()), lambda _: _):
+        mixing.mixed(*inputs)
+        with torch.no_grad():
+            mixing.mixed(*inputs)
+    *_, probabilities = kept
+    assert len(kept) == 4
+    assert probabilities == (ROWS * HEADS * keys * keys if keys <= 4 * WIDTH else 0)
 
 
 def test_many_at_once_by_vmap() -> None:

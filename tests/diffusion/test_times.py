@@ -119,6 +119,22 @@ def test_rows_are_evenly_spaced_on_the_circle(total: int, offset: float) -> None
     torch.testing.assert_close(gaps, torch.full_like(gaps, 1 / total), atol=1e-12, rtol=0)
 
 
+@settings(deadline=None, max_examples=50)
+@given(ranks=st.integers(1, 8), each=st.integers(2, 16), offset=st.floats(0, 1, exclude_max=True))
+def test_every_rank_has_early_and_late_rows(ranks: int, each: int, offset: float) -> None:
+    """Masks cost time, so no rank's mean time may be far off: at most twice the spread of rows at random."""
+    u = stratified(rows_of(ranks * each), offset).view(ranks, each)
+    of_random_rows = (1 / 12 / each) ** 0.5
+    assert bool(((u.mean(1) - 0.5).abs() < 2 * of_random_rows).all())
+
+
+@pytest.mark.parametrize("each", [2, 4, 8, 16])
+def test_powers_of_two_are_covered_evenly_by_every_rank(each: int) -> None:
+    u = stratified(rows_of(8 * each), 0.0).view(8, each)
+    gaps = u.sort(1).values.diff()
+    torch.testing.assert_close(gaps, torch.full_like(gaps, 1 / each))
+
+
 def test_a_row_goes_everywhere() -> None:
     """Not only all rows together: each one by itself is uniform, or its nats would be biased."""
     offsets = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000

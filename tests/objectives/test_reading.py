@@ -13,7 +13,7 @@ import tiny
 from unmask.backbones import head
 from unmask.diffusion.denoise import Around
 from unmask.model import Denoiser
-from unmask.objectives import MDLM, AnyObjective
+from unmask.objectives import MDLM, AnyObjective, reading
 from unmask.types import Batch, Each, Rows, Times, Tokens
 
 every_objective = pytest.mark.parametrize("kind", tiny.OBJECTIVES, ids=lambda kind: kind.__name__)
@@ -44,6 +44,7 @@ def test_parts_are_as_good_as_the_whole(
     kind: type[AnyObjective], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "AT_ONCE", at_once)
+    monkeypatch.setattr(reading, "WIDE_AT_ONCE", at_once // 3)
     objective = kind()
     parts, whole = trainable(objective), trainable(objective)
     ours, expected = loss(parts, objective), loss(Whole(whole), objective)

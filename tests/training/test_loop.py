@@ -37,9 +37,9 @@ def weights(run: Run) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", [AdamW(lr=3e-3), Muon()], ids=lambda o: type(o).__name__)
 def test_the_loss_falls(optimizer: AdamW | Muon, tmp_path: Path) -> None:
-    run = fresh(optimizer=optimizer, steps=150, batch_size=32, microbatch=None, warmup=10)
-    curve = [run.step()["loss"] for _ in range(150)]
-    assert sum(curve[-20:]) < 0.9 * sum(curve[:20])
+    run = fresh(optimizer=optimizer, steps=400, batch_size=32, microbatch=None, warmup=10)
+    curve = [run.step()["loss"] for _ in range(400)]
+    assert sum(curve[-20:]) < 0.6 * sum(curve[:20])
 
 
 def test_micro_batches_are_one_batch() -> None:

@@ -28,6 +28,7 @@ from unmask.backbones.layers import (
     TwoLayers,
 )
 from unmask.backbones.masks import FLEX, Beside, Order, sight, sparse
+from unmask.backbones.products import for_products
 from unmask.backbones.ragged import Asked, Packed
 from unmask.types import Rows, Times, Tokens, Vocab
 
@@ -207,19 +208,11 @@ class Block(nn.Module):
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    return _for_products(norm(x))
+    return for_products(norm(x))
 
 
 def _modulated(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return _for_products(again(norm, x) * (1 + scale) + shift)
-
-
-def _for_products(x: Tensor) -> Tensor:
-    """As autocast would make it for a linear layer, which would then keep what it made."""
-    kind = x.device.type
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
-        return x.to(torch.get_autocast_dtype(kind))
-    return x
+    return for_products(again(norm, x) * (1 + scale) + shift)
 
 
 class DiT(Backbone):

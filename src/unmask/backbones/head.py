@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from unmask.backbones.products import linear
+from unmask.backbones.products import for_products, linear
 
 AT_ONCE = 1 << 24
 """Logits that exist at a time: 64 MB of float32."""
@@ -55,16 +55,15 @@ def in_parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, answer: Answer
         apply: Any = _InParts.apply
         said: Tensor = apply(hidden, weight, bias, answer)
         return said
-    lines, matrix, offset = (_for_products(each) for each in (hidden, weight, bias))
+    lines, matrix, offset = _for_products(hidden, weight, bias)
     parts = _parts(hidden, weight)
     return torch.cat([answer(linear(lines[part], matrix, offset), part) for part in parts])
 
 
-def _for_products(x: Any) -> Any:
-    """In the precision that autocast asks for."""
-    if x is None or not torch.is_autocast_enabled(x.device.type):
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+def _for_products(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return for_products(hidden), for_products(weight), None if bias is None else for_products(bias)
 
 
 def _parts(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -107,7 +106,7 @@ def _with_gradients(
     to_hidden = torch.empty_like(hidden)
     to_weight = torch.empty_like(weight) if weight.requires_grad else None
     to_bias = None if bias is None else torch.zeros_like(bias)
-    lines, matrix, offset = (_for_products(each) for each in (hidden, weight, bias))
+    lines, matrix, offset = _for_products(hidden, weight, bias)
     with torch.autocast(hidden.device.type, enabled=False):
         for part in _parts(hidden, weight):
             inputs = lines[part]

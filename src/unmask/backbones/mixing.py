@@ -2,7 +2,7 @@
 
 torch's own kernel multiplies small tiles, at a quarter of the speed that bfloat16 products reach here. Whole
 heads are multiplied instead, as many as have their scores in the cache; the backward pass computes the scores
-again. Where this does not apply (masks, other precisions and devices) it is torch's.
+again, unless rows are short. Where this does not apply (masks, other precisions and devices) it is torch's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch.autograd.function import once_differentiable
 
 AT_ONCE = 1 << 20
 """Scores that exist at a time: 2 MB, which a core's cache holds."""
+
+SHORT = 4
+"""Keys, in widths of a head, up to which probabilities are kept: no more memory than a layer's MLP takes."""
 
 LARGEST = 1 << 22
 """Scores of one head beyond which torch's kernel, which never has all of them, is the better one."""
@@ -34,49 +37,58 @@ def pays(q: Tensor, k: Tensor) -> bool:
 
 def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[B, heads, n, width], everything seeing everything."""
-    out: Tensor = _Mixed.apply(q, k, v)  # type: ignore[no-untyped-call]
+    keep = torch.is_grad_enabled() and k.shape[2] <= SHORT * k.shape[3]
+    out: Tensor = _Mixed.apply(q, k, v, keep)[0]  # type: ignore[no-untyped-call]
     return out
 
 
 class _Mixed(torch.autograd.Function):
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(q: Tensor, k: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+        """What is mixed, and the probabilities of all heads, if they are kept."""
         queries, keys, values = _folded(q, k, v)
-        out, scores = torch.empty_like(queries), _Scores(queries, keys)
-        for some in scores.parts():
-            torch.bmm(scores.of(some), values[some], out=out[some])
-        return _unfolded(out, q)
+        out, buffer = torch.empty_like(queries), _buffer(queries, keys, whole=keep)
+        for some in _parts(queries, keys):
+            p = _probabilities(queries[some], keys[some], buffer[some] if keep else buffer)
+            torch.bmm(p, values[some], out=out[some])
+        return _unfolded(out, q), buffer if keep else q.new_empty(0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.kept = inputs
+        ctx.mark_non_differentiable(outputs[1])
+        ctx.save_for_backward(*tensors, outputs[1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """With p the softmax of scores s = c q k^T, and D the slope: dv = p^T D, dp = D v^T,
         ds = p (dp - sum(p dp)), dq = c ds k, dk = c ds^T q."""
-        saved = ctx.saved_tensors
-        q, k, v, slope = _folded(*saved, slope)
+        *inputs, kept = ctx.saved_tensors
+        q, k, v, slope = _folded(*inputs, slope)
         to_q, to_k, to_v = (torch.empty_like(each) for each in (q, k, v))
-        scores = _Scores(q, k)
-        for some in scores.parts():
-            p = scores.of(some)
+        buffer, scale = kept if ctx.kept else _buffer(q, k, whole=False), q.shape[-1] ** -0.5
+        for some in _parts(q, k):
+            p = kept[some] if ctx.kept else _probabilities(q[some], k[some], buffer)
             torch.bmm(p.transpose(1, 2), slope[some], out=to_v[some])
             dp = slope[some] @ v[some].transpose(1, 2)
             ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
-            scores.times(ds, k[some], to_q[some])
-            scores.times(ds.transpose(1, 2), q[some], to_k[some])
-        return tuple(_unfolded(*pair) for pair in zip((to_q, to_k, to_v), saved, strict=True))
+            _product(ds, k[some], scale, to_q[some])
+            _product(ds.transpose(1, 2), q[some], scale, to_k[some])
+        return *(_unfolded(*pair) for pair in zip((to_q, to_k, to_v), inputs, strict=True)), None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], *inputs: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, None]]:
+        *tensors, keep = inputs
         many = (
             each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip(inputs, dims, strict=True)
+            for each, dim in zip(tensors, dims[:-1], strict=True)
         )
         q, k, v = (each.flatten(0, 1) for each in many)
-        return torch.unflatten(mixed(q, k, v), 0, (info.batch_size, -1)), 0
+        out, kept = _Mixed.apply(q, k, v, keep)  # type: ignore[no-untyped-call]
+        return (torch.unflatten(out, 0, (info.batch_size, -1)), kept), (0, None)
 
 
 def _folded(*each: Tensor) -> Iterator[Tensor]:
@@ -88,24 +100,28 @@ def _unfolded(x: Tensor, like: Tensor) -> Tensor:
     return x.view(like.shape[1], like.shape[0], *x.shape[1:]).transpose(0, 1)
 
 
-class _Scores:
-    """Softmax of the scores of some heads at a time, in a buffer that serves all of them."""
+def _at_once(q: Tensor, k: Tensor) -> int:
+    """Heads that are mixed at a time."""
+    return max(1, min(len(q), AT_ONCE // max(1, q.shape[1] * k.shape[1])))
 
-    def __init__(self, q: Tensor, k: Tensor) -> None:
-        self.q, self.k, self.scale = q, k, q.shape[-1] ** -0.5
-        self.size = max(1, min(len(q), AT_ONCE // max(1, q.shape[1] * k.shape[1])))
-        self.buffer = q.new_empty(self.size, q.shape[1], k.shape[1])
 
-    def parts(self) -> Iterator[slice]:
-        return (
-            slice(first, min(first + self.size, len(self.q))) for first in range(0, len(self.q), self.size)
-        )
+def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
+    size = _at_once(q, k)
+    return (slice(first, min(first + size, len(q))) for first in range(0, len(q), size))
 
-    def of(self, some: slice) -> Tensor:
-        out = self.buffer[: some.stop - some.start]
-        self.times(self.q[some], self.k[some].transpose(1, 2), out)
-        return torch.softmax(out, -1, out=out)
 
-    def times(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        """out = scale a b."""
-        torch.baddbmm(out, a, b, beta=0, alpha=self.scale, out=out)
+def _buffer(q: Tensor, k: Tensor, *, whole: bool) -> Tensor:
+    """For the probabilities of all heads, or of those that are mixed at a time."""
+    return q.new_empty(len(q) if whole else _at_once(q, k), q.shape[1], k.shape[1])
+
+
+def _probabilities(q: Tensor, k: Tensor, buffer: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(width)) of some heads, at the beginning of the buffer."""
+    out = buffer[: len(q)]
+    _product(q, k.transpose(1, 2), q.shape[-1] ** -0.5, out)
+    return torch.softmax(out, -1, out=out)
+
+
+def _product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
+    """out = scale a b."""
+    torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)

@@ -1,6 +1,7 @@
-"""Linear layers where no gradient is needed: on CPUs oneDNN adds the bias and the activation as it goes.
+"""What linear layers are made of: their numbers' precision, and products where no gradient is needed.
 
-With many outputs and few rows it is also half again as fast as MKL, which F.linear asks in float32.
+There, on CPUs, oneDNN adds the bias and the activation as it goes. With many outputs and few rows it is also
+half again as fast as MKL, which F.linear asks in float32.
 """
 
 from __future__ import annotations
@@ -33,3 +34,11 @@ def _fused(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )
+
+
+def for_products(x: Tensor) -> Tensor:
+    """As autocast would make it for a linear layer, which would then keep what it made."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x

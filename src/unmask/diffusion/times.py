@@ -42,7 +42,11 @@ class Moment(NamedTuple):
 
 
 def stratified(batch: Batch, offset: float, parts: int = 1) -> Tensor:
-    """u_i = (i/N + offset) mod 1 for the batch's rows i of the global batch's N: float64 [B, 1].
+    """u_i = (s_i/N + offset) mod 1 for the batch's rows i of the global batch's N: float64 [B, 1].
+
+    The strata s are 0 ... N-1 in an order in which any rows in sequence cover all times: a rank or a
+    micro-batch takes such rows. In order of time, half of the ranks would have the texts with few masks, and
+    wait for those with many.
 
     With `parts`, the same for each of so many parts of a row, [B, parts]: turned by the golden ratio from
     part to part, so that times also differ as much as they can within a row.
@@ -50,9 +54,19 @@ def stratified(batch: Batch, offset: float, parts: int = 1) -> Tensor:
     Each u_i is uniform over [0, 1) if the offset is (an offset below 1/N, as in published code, would tie a
     row to its stratum and bias its nats), and together they cover it evenly, on whatever rank they are.
     """
-    rows = batch.first_row + torch.arange(len(batch.tokens), dtype=torch.float64)
+    mine = slice(batch.first_row, batch.first_row + len(batch.tokens))
+    stratum = _scattered(batch.global_rows)[mine].double()
     turn = torch.arange(parts, dtype=torch.float64) * GOLDEN
-    return (rows[:, None] / batch.global_rows + turn + offset) % 1
+    return (stratum[:, None] / batch.global_rows + turn + offset) % 1
+
+
+def _scattered(rows: int) -> Tensor:
+    """0 ... N-1 in the order of van der Corput's sequence: that of their numbers' digits, read backwards."""
+    left, backwards = torch.arange(rows), torch.zeros(rows, dtype=torch.long)
+    for _ in range(rows.bit_length()):
+        backwards = 2 * backwards + left % 2
+        left = left // 2
+    return backwards.argsort().argsort()
 
 
 def check_steps(steps: int) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,19 +66,6 @@ def _seconds_of_product(a: torch.Tensor) -> float:
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def keep_freed_memory() -> None:
-    """Leave memory that is freed with this process, as far as its C library (glibc) can be told to.
-
-    By default large blocks go back to the system and come again as fresh pages, which must be zeroed: with
-    50,000 tokens and bfloat16, 7 % of every step.
-    """
-    with suppress(OSError, AttributeError, TypeError):  # other libraries, other systems
-        mallopt = ctypes.CDLL(None).mallopt
-        trim_threshold, mmap_threshold, largest = -1, -3, 2**31 - 1
-        mallopt(mmap_threshold, 2**30)
-        mallopt(trim_threshold, largest)
 
 
 class Pace:

@@ -24,7 +24,10 @@ class Replicated:
 
     def wrap(self, model: nn.Module, world: World) -> nn.Module:
         """The module to call; gradients of a backward pass through it are averaged over the ranks."""
-        return DistributedDataParallel(model) if world.size > 1 else model
+        if world.size == 1:
+            return model
+        # Buffers are constants, alike on every rank; gradients are summed where they are, not in a copy.
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 @dataclass(frozen=True)
