@@ -57,6 +57,7 @@ class _Mixed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.kept = inputs
         ctx.mark_non_differentiable(outputs[1])
+        ctx.set_materialize_grads(False)  # or a gradient of zeros would be made for what is kept
         ctx.save_for_backward(*tensors, outputs[1])
 
     @staticmethod
