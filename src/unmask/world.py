@@ -83,5 +83,6 @@ def world() -> Iterator[World]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(dist.get_rank(), dist.get_world_size(), device)
+        dist.barrier()  # nobody leaves while another may still be talking to it
     finally:
         dist.destroy_process_group()
