@@ -31,7 +31,7 @@ from unmask.world import World, world
 
 SIZE = Model("small", depth=4, width=256, vocab=4096, length=256)
 ROWS, STEPS = (4, 16), 12
-"""Windows that a process takes in a step: as few as the weights are exchanged for often, and a recipe's."""
+"""Windows that a process takes in a step: few, where exchanging gradients counts most, and more."""
 
 
 def worker(here: World, rows: int) -> dict[str, float]:
