@@ -164,6 +164,7 @@ def fast_pair(size: Size) -> tuple[Textbook, unmask.LanguageModel]:
     textbook, model = pair(size)
     if bf16():
         model.denoise.to_bf16()
+    model.denoise.pack()
     return textbook, model
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import tiny
 import unmask
@@ -21,6 +24,8 @@ from unmask import (
     LanguageModel,
     Tokenizer,
 )
+from unmask.backbones import products
+from unmask.model import Denoiser, denoiser
 
 
 def model(objective: unmask.MDLM | unmask.Autoregression | None = None) -> LanguageModel:
@@ -188,3 +193,86 @@ def test_an_option_of_another_sampler_is_refused() -> None:
     assert chosen.threshold == 0.5
     with pytest.raises(ValueError, match="this model has an exact one"):
         LanguageModel(tiny.denoiser(unmask.BlockDiffusion(block=3))).sampler("confidence", cache="dual")
+
+
+class Listening:
+    """What a denoiser's network is given to read."""
+
+    def __init__(self, denoise: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sequences: list[int] = []
+        encode = denoise.backbone.encode
+
+        def heard(tokens: Tensor, *inputs: Any, **context: Any) -> Tensor:
+            self.sequences.append(len(tokens))
+            return encode(tokens, *inputs, **context)
+
+        monkeypatch.setattr(denoise.backbone, "encode", heard)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_sequences_that_are_the_same_are_read_once(
+    timed: bool, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denoise = tiny.denoiser(MDLM(), timed=timed)
+    mask, random = denoise.vocab.mask, torch.Generator().manual_seed(0)
+    z = torch.randint(4, (1, 8), generator=random).masked_fill(torch.arange(8) % 2 == 0, mask).repeat(3, 1)
+    rows: Any = (z == mask) & (torch.rand(z.shape, generator=random) < 0.6)
+    assert rows.sum(1).unique().numel() > 1
+    if indexed:  # one of them twice
+        rows = tuple(torch.cat([each, each[:1]]) for each in rows.nonzero(as_tuple=True))
+    t = torch.full((3, 1), 0.5)
+    listening = Listening(denoise, monkeypatch)
+    with torch.no_grad():
+        together = denoise(z, t, rows)
+        assert set(listening.sequences) == {1}
+        at, place = rows.nonzero(as_tuple=True) if isinstance(rows, Tensor) else rows
+        first = torch.zeros_like(at)
+        alone = [denoise(z[b, None], t[:1], (first[:1], place[n, None])) for n, b in enumerate(at)]
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_sequences_that_differ_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for timed, change in ((False, "text"), (True, "time"), (False, "padding"), (False, "gradient")):
+        denoise = tiny.denoiser(MDLM(), timed=timed)
+        z, t = torch.full((3, 8), denoise.vocab.mask), torch.full((3, 1), 0.5)
+        context: dict[str, Any] = {}
+        if change == "text":
+            z[1, 2] = 0
+        elif change == "time":
+            t[2] = 0.25
+        elif change == "padding":
+            context["valid"] = torch.arange(8) < torch.tensor([[8], [5], [8]])
+        with monkeypatch.context() as patch, torch.set_grad_enabled(change == "gradient"):
+            listening = Listening(denoise, patch)
+            denoise(z, t, z == denoise.vocab.mask, **context)
+        assert listening.sequences == [3], change
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_it_writes_the_same(dtype: str) -> None:
+    lm, packed = model(), model()
+    if dtype == "bfloat16":
+        lm.denoise.to_bf16()
+        packed.denoise.to_bf16()
+    packed.denoise.pack()
+    assert packed.sample(3, 20, seed=1).tokens.equal(lm.sample(3, 20, seed=1).tokens)
+    assert packed.score("abc cab").nats == pytest.approx(lm.score("abc cab").nats, rel=1e-5)
+
+
+def test_packed_and_trained_on_it_says_what_its_weights_say() -> None:
+    lm, packed = model(), model()
+    packed.denoise.pack()
+    for each in (lm, packed):
+        with torch.no_grad():
+            for weight in each.denoise.parameters():
+                weight.mul_(1.5)
+    assert packed.score("abc cab").nats == lm.score("abc cab").nats
+
+
+def test_a_large_network_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    lm, before = model(), len(products._packed)
+    monkeypatch.setattr(denoiser, "PACKED", 1000)
+    lm.denoise.pack()
+    assert len(products._packed) == before

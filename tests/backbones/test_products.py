@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from unmask.backbones import products
 from unmask.backbones.layers import GELU, TwoLayers
-from unmask.backbones.products import linear
+from unmask.backbones.products import linear, pack
 from unmask.training.machine import counting
 
 needs_onednn = pytest.mark.skipif(
@@ -72,8 +73,65 @@ def test_two_layers_say_the_same_with_and_without_a_gradient(dtype: torch.dtype)
     torch.testing.assert_close(alone, net(x).detach(), **close)
 
 
-def test_flops_are_counted() -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_flops_are_counted(packed: bool) -> None:
     x, weight = torch.randn(2, 3, 6), torch.randn(4, 6)
+    if packed:
+        pack(weight)
     with torch.no_grad(), counting(True) as count:
         linear(x, weight, None)
     assert count.flops == 2 * math.prod(x.shape) * 4
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 16, 700])
+@pytest.mark.parametrize("outputs", [1, 31, 300])
+def test_a_packed_matrix_gives_the_same(dtype: torch.dtype, rows: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 48).to(dtype), torch.nn.Parameter(torch.randn(outputs, 48).to(dtype))
+    bias = torch.randn(outputs).to(dtype)
+    with torch.inference_mode():
+        plain = linear(x, weight, bias, gelu=True)
+    pack(weight)
+    with torch.inference_mode():
+        assert weight in products._packed
+        torch.testing.assert_close(linear(x, weight, bias, gelu=True), plain)
+
+
+@needs_onednn
+@pytest.mark.parametrize("change", ["in place", "elsewhere"])
+def test_a_changed_weight_is_not_multiplied_as_it_was(change: str) -> None:
+    x, weight = torch.randn(3, 6), torch.nn.Parameter(torch.randn(4, 6))
+    pack(weight)
+    with torch.no_grad():
+        if change == "in place":
+            weight.mul_(2)
+        else:
+            weight.data = 2 * weight.data
+        torch.testing.assert_close(linear(x, weight, None), F.linear(x, weight))
+    assert weight not in products._packed
+
+
+@needs_onednn
+def test_a_packed_copy_goes_with_its_weight() -> None:
+    gc.collect()
+    before = len(products._packed)
+    weight = torch.nn.Parameter(torch.randn(4, 6))
+    pack(weight)
+    assert len(products._packed) == before + 1
+    del weight
+    gc.collect()
+    assert len(products._packed) == before
+
+
+def test_what_cannot_be_packed_is_left_alone() -> None:
+    gc.collect()
+    before = len(products._packed)
+    with torch.inference_mode():
+        uncounted = torch.randn(4, 6)
+    for weight in (uncounted, torch.randn(4, 6).double(), torch.randn(4, 6).as_subclass(Sharded)):
+        pack(weight)
+        torch.testing.assert_close(linear(weight[:2], weight, None), F.linear(weight[:2], weight))
+    pack(torch.empty(4, 6, device="meta"))
+    assert len(products._packed) == before

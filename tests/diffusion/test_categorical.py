@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from unmask.diffusion.categorical import Choice, draw
+from unmask.diffusion.categorical import GROUP, Choice, draw
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import LogLinear
 from unmask.sampling import Ancestral
@@ -25,9 +25,10 @@ BELOW_ONE = float(np.nextafter(1, 0))
 # Drawing
 
 
-def test_draw_is_the_inverse_of_the_cumulative_sum() -> None:
+@pytest.mark.parametrize("tokens", [1, 37, GROUP, GROUP + 1, 3 * GROUP, 3 * GROUP + 5, 50_257])
+def test_draw_is_the_inverse_of_the_cumulative_sum(tokens: int) -> None:
     rng = np.random.default_rng(0)
-    weights, u = rng.random((500, 37)) ** 8, rng.random(500)
+    weights, u = rng.random((100, tokens)) ** 8, rng.random(100)
     expected = [
         int(np.searchsorted(w.cumsum(), v * w.cumsum()[-1], side="right"))
         for w, v in zip(weights, u, strict=True)
@@ -48,12 +49,23 @@ def test_draw_at_the_edges_of_the_cells() -> None:
         min_size=1,
         max_size=12,
     ).filter(any),
+    stretch=st.sampled_from([1, GROUP // 2, GROUP]),
     u=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 5e-324, BELOW_ONE, 1.0])),
 )
-def test_what_has_no_weight_is_never_drawn(weights: list[float], u: float) -> None:
-    index = int(draw(torch.tensor([weights], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)))
-    assert 0 <= index < len(weights)
-    assert weights[index] > 0
+def test_what_has_no_weight_is_never_drawn(weights: list[float], stretch: int, u: float) -> None:
+    line = torch.zeros(1, stretch * len(weights), dtype=torch.float64)
+    line[0, ::stretch] = torch.tensor(weights, dtype=torch.float64)
+    index = int(draw(line, torch.tensor([u], dtype=torch.float64)))
+    assert 0 <= index < line.shape[1]
+    assert line[0, index] > 0
+
+
+def test_sums_of_float32_weights_are_of_float64() -> None:
+    """In float32 the small ones would be lost beside the first, and never drawn."""
+    weights = torch.full((1, 4 * GROUP + 1), 1e-9)
+    weights[0, 0] = 1
+    u = torch.tensor([1 - 1e-9 / 2]).double()
+    assert int(draw(weights, u)) == 4 * GROUP
 
 
 @pytest.mark.parametrize(
@@ -90,9 +102,7 @@ def kept(choice: Choice, p: Tensor = LINE) -> list[int]:
 
 
 def test_the_default_changes_nothing() -> None:
-    weights = Choice().weights(LINE.log())
-    assert weights.dtype == torch.float64
-    torch.testing.assert_close(weights, LINE.double())
+    torch.testing.assert_close(Choice().weights(LINE.log()), LINE)
 
 
 def test_temperature_zero_takes_the_most_probable() -> None:

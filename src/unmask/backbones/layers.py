@@ -166,8 +166,14 @@ class TwoLayers(nn.Sequential):
             return out
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
-        x = products.linear(x, first.weight, first.bias, gelu=True)
-        return products.linear(x, last.weight, last.bias)
+        return _linear(last, products.linear(x, first.weight, first.bias, gelu=True))
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        out: Tensor = layer(x)
+        return out
+    return products.linear(x, layer.weight, layer.bias)
 
 
 class Attention(nn.Module):
@@ -231,8 +237,8 @@ class Attention(nn.Module):
         form. x [B, n, width], or [T, width] if `packed`, which is also what comes out."""
         if asked is not None:
             return self._at(asked, x, angles, seen, beside, layer)
-        qkv = self.qkv(x) if packed is None else packed.spread(self.qkv(x))
-        heads = _heads(qkv, self.heads + 2 * self.kv_heads)
+        qkv = _linear(self.qkv, x)
+        heads = _heads(qkv if packed is None else packed.spread(qkv), self.heads + 2 * self.kv_heads)
         q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = again(self._query, q, angles), again(self._key, k, angles)
         if beside is not None:
@@ -240,8 +246,7 @@ class Attention(nn.Module):
         causal = self.causal and seen is None and q.shape[-2] > 1
         mixed = self._mixed(q, k, v, seen, causal)
         mixed = mixed.transpose(1, 2).flatten(2)
-        out: Tensor = self.out(mixed if packed is None else packed.of(mixed))
-        return out
+        return _linear(self.out, mixed if packed is None else packed.of(mixed))
 
     def _at(
         self,
@@ -256,18 +261,17 @@ class Attention(nn.Module):
         width = x.shape[-1]
         weight, bias = self.qkv.weight, self.qkv.bias
         of_queries, of_others = (None, None) if bias is None else (bias[:width], bias[width:])
-        pairs = _heads(F.linear(x, weight[width:], of_others), 2 * self.kv_heads)
+        pairs = _heads(products.linear(x, weight[width:], of_others), 2 * self.kv_heads)
         k, v = pairs[:, : self.kv_heads], pairs[:, self.kv_heads :]
         k = again(self._key, k, angles)
         if beside is not None:
             k, v = beside.layer(layer, k, v)
-        q = F.linear(asked.of(x), weight[:width], of_queries).view(-1, self.heads, 1, width // self.heads)
-        q = self._query(q, _turned(asked, angles))
+        q = products.linear(asked.of(x), weight[:width], of_queries)
+        q = self._query(q.view(-1, self.heads, 1, width // self.heads), _turned(asked, angles))
         if seen is not None and seen.shape[2] > 1:
             seen = asked.placed(asked.of(seen[:, 0].expand(len(x), -1, -1)), elsewhere=True)[:, None]
         mixed = self._mixed(asked.placed(q[:, :, 0]).transpose(1, 2), k, v, seen)
-        out: Tensor = self.out(asked.taken(mixed.transpose(1, 2)).flatten(1))
-        return out
+        return _linear(self.out, asked.taken(mixed.transpose(1, 2)).flatten(1))
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Any, causal: bool = False) -> Tensor:
         if seen is not None and not isinstance(seen, Tensor):

@@ -1,14 +1,56 @@
 """What linear layers are made of: their numbers' precision, and products where no gradient is needed.
 
 There, on CPUs, oneDNN adds the bias and the activation as it goes. With many outputs and few rows it is also
-half again as fast as MKL, which F.linear asks in float32.
+half again as fast as MKL, which F.linear asks in float32; and it need not put a matrix in an order of its own
+for every product, if there is a `pack`ed copy: that is a third of a head's time with few rows, a twentieth of
+a layer's in bfloat16, a fifth in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+ROWS = 512
+"""With which products by packed matrices are fastest; the order is nearly the same for others."""
+
+
+class _Packed(NamedTuple):
+    """A copy of a weight as it was in this place and version."""
+
+    place: int
+    version: int
+    matrix: Tensor
+
+
+_packed: MutableMapping[Tensor, _Packed] = WeakTensorKeyDictionary()
+
+
+def pack(weight: Tensor) -> None:
+    """Keep a copy in oneDNN's order for products without a gradient, until the weight changes or goes.
+
+    A change through `weight.data` in the same memory is not seen: call this again after it.
+    """
+    with torch.no_grad():
+        one = torch.empty(1, dtype=weight.dtype, device=weight.device)
+        if _fused(one, weight) and not weight.is_inference():  # whose changes are not counted
+            matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+            _packed[weight] = _Packed(weight.data_ptr(), weight._version, matrix)
+
+
+def _as_packed(weight: Tensor) -> Tensor:
+    found = _packed.get(weight) if _packed else None
+    if found is None:
+        return weight
+    if (found.place, found.version) != (weight.data_ptr(), weight._version):
+        del _packed[weight]
+        return weight
+    return found.matrix
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
@@ -16,7 +58,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
     if _fused(x, weight):
         bias = None if bias is None else bias.to(weight.dtype)
         activation = ("gelu", "tanh") if gelu else ("none", "")
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation[0], [], activation[1])
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, _as_packed(weight), bias, activation[0], [], activation[1]
+        )
         return out
     out = F.linear(x, weight, bias)
     return F.gelu(out, approximate="tanh") if gelu else out

@@ -57,6 +57,7 @@ def score(
     """
     check_out(out)
     with shared_model(model) as (lm, speaks):
+        lm.denoise.pack()
         result = lm.score(list(texts), draws=draws, precision=precision, seed=seed)
         digest = model_digest(model)
     if not speaks:
@@ -125,6 +126,7 @@ def evaluate(
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _fetched(sources, scratch, folder, SourceOptions(lines, field, column))
         lm, speaks = stack.enter_context(shared_model(model))
+        lm.denoise.pack()
         corpora = [prepared(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
             total = (
@@ -195,6 +197,7 @@ def judge(
     check_out(out)
     measured: list[Generated] = []
     with shared_model(model) as (lm, speaks):
+        lm.denoise.pack()
         contestants: dict[str, Contestant] = {}
         for name in samplers:
             for count in steps:

@@ -188,7 +188,7 @@ def infill(
 
 
 def set_dtype(lm: LanguageModel, dtype: Dtype) -> str:
-    """Make the model compute with what was asked for; what that is."""
+    """Make the model compute with what was asked for, and as fast as it can; what that is."""
     from unmask.training.machine import good_at_bf16
 
     bf16, where = dtype == "bfloat16", lm.world
@@ -198,6 +198,7 @@ def set_dtype(lm: LanguageModel, dtype: Dtype) -> str:
         bf16 = large and where.any(where.first and good_at_bf16(where.device, seconds=0.2))
     if bf16:
         lm.denoise.to_bf16()
+    lm.denoise.pack()
     return "bfloat16" if bf16 else "float32"
 
 

@@ -1,8 +1,9 @@
 """Exact draws from categorical distributions over large vocabularies.
 
-One float64 uniform a row and the inverse of the cumulative sum: exact to 2^-53. (Gumbel noise made
-from float32 uniforms, as in published code, cannot draw tokens rarer than about 1e-7 and thins the
-whole tail; see tests/diffusion/test_categorical.py.)
+One float64 uniform a row and the inverse of the cumulative sum, in float64: exact to 2^-53. The sum is taken
+of groups of tokens first, and then within one of them only. (Gumbel noise made from float32 uniforms, as in
+published code, cannot draw tokens rarer than about 1e-7 and thins the whole tail; see
+tests/diffusion/test_categorical.py.)
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from unmask.types import DamagedError, LogX
+
+GROUP = 128
+"""Tokens whose weights are summed at once."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,9 @@ class Choice:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")
 
     def weights(self, log_x: LogX) -> Tensor:
-        """What is chosen from: float64 [N, V], each line with the same sum as exp(log_x)."""
-        if self == Choice():  # exp in float32 is right to a part in 10^7; sums of it need more
-            return log_x.exp().double()
+        """What is chosen from: [N, V], each line with the same sum as exp(log_x); to be summed in float64."""
+        if self == Choice():  # exp in float32 is right to a part in 10^7
+            return log_x.exp()
         log_x = log_x.double()
         mass = log_x.exp().sum(-1, keepdim=True)
         if self.temperature == 0:
@@ -62,13 +66,36 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform a line."""
-    cumulative = weights.double().cumsum(-1)
+    groups = _group_sums(weights)
+    cumulative = groups.cumsum(-1)
     total = cumulative[:, -1:]
     if total.numel() and not all(0 < float(end) < torch.inf for end in total.aminmax()):  # or NaN
         raise DamagedError(
             "the network's log-probabilities are NaN or give no token any probability;"
             " its weights are damaged or its input is out of range"
         )
-    # u < 1, but u * total may round up to the total: stay below it, where the last token is found.
-    below = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(cumulative, torch.minimum(uniform[:, None] * total, below), right=True)[:, 0]
+    group, rest = _found(cumulative, uniform[:, None] * total)
+    tokens = GROUP * group + torch.arange(GROUP, device=group.device)
+    last = weights.shape[-1] - 1
+    within = weights.gather(-1, tokens.clamp(max=last)).double().masked_fill_(tokens > last, 0)
+    token, _ = _found(within.cumsum(-1), rest)
+    return (GROUP * group + token)[:, 0]
+
+
+def _group_sums(weights: Tensor) -> Tensor:
+    """float64 [N, groups]; the last group may be a smaller one."""
+    whole = weights.shape[-1] // GROUP * GROUP
+    first, last = weights[:, :whole], weights[:, whole:]
+    sums = [torch.unflatten(first, -1, (-1, GROUP))] if whole else []
+    sums += [last[:, None]] if whole < weights.shape[-1] else []
+    return torch.cat([each.sum(-1, dtype=torch.float64) for each in sums], -1)
+
+
+def _found(cumulative: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The first [N, 1] whose cumulative sum [N, n] is above the value [N, 1], and by how much the value is
+    above the sum before. A value that rounding has brought to the last sum is taken as just below it."""
+    total = cumulative[:, -1:]
+    value = torch.minimum(value, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, value, right=True)
+    before = torch.where(index > 0, cumulative.gather(-1, (index - 1).clamp(min=0)), 0)
+    return index, value - before

@@ -13,10 +13,14 @@ from unmask.backbones import AnyBackbone
 from unmask.backbones.base import Backbone
 from unmask.backbones.head import in_parts
 from unmask.backbones.masks import Order
+from unmask.backbones.products import pack
 from unmask.diffusion.process import LeftToRight, Process
 from unmask.objectives import AnyObjective
 from unmask.objectives.reading import Reading, log_x
 from unmask.types import DamagedError, Each, Rows, Times, Tokens, Vocab
+
+PACKED = 1 << 30
+"""Bytes of matrices up to which memory is spent on a second copy."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Denoiser(nn.Module):
         """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
         self._check(z, t, rows, context.get("order"))
         with torch.autocast(z.device.type, torch.bfloat16) if self.in_bf16 else nullcontext():
-            hidden = self.backbone.encode(z, self._told(t), rows, **context)
+            hidden = self._encoded(z, self._told(t), rows, **context)
         alpha = self._visible_share(z, t, rows)
         if each is None:
             said = log_x(self.objective, self.backbone.head(hidden), alpha, self.vocab)
@@ -115,6 +119,15 @@ class Denoiser(nn.Module):
         if not self.training and bool(self._probe(said, each).isnan().any()):
             raise DamagedError("the network's log-probabilities are NaN; its weights are damaged")
         return said
+
+    def _encoded(self, z: Tokens, told: Tensor, rows: Rows, **context: Any) -> Tensor:
+        """Sequences that are all the same, as they are before anything is written, are read once."""
+        alike = len(z) > 1 and not self.training and not torch.is_grad_enabled()
+        alike = alike and all(each is None for each in context.values()) and bool((z == z[:1]).all())
+        if not alike or (self.backbone.timed and not bool((told == told[:1]).all())):
+            return self.backbone.encode(z, told, rows, **context)
+        place = rows.nonzero()[:, 1] if isinstance(rows, Tensor) else rows[1]
+        return self.backbone.encode(z[:1], told[:1], (torch.zeros_like(place), place))
 
     def _probe(self, said: Tensor, each: Each | None) -> Tensor:
         """Numbers that are NaN if any is; one of a line is enough where lines are normalised all at once."""
@@ -132,6 +145,17 @@ class Denoiser(nn.Module):
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear) and module is not self.backbone.output:
                 module.weight.data = module.weight.data.bfloat16()
+
+    def pack(self) -> None:
+        """From now on, keep the matrices a second time, in the order in which products read them fastest.
+
+        Nothing else changes. A network of more than PACKED bytes stays as it is, and so do devices whose
+        products do not gain.
+        """
+        weights = [module.weight for module in self.backbone.modules() if isinstance(module, nn.Linear)]
+        if sum(weight.nbytes for weight in weights) <= PACKED:
+            for weight in weights:
+                pack(weight)
 
     def _told(self, t: Times) -> Tensor:
         process = self.process

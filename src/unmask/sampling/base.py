@@ -79,7 +79,7 @@ def choose(choice: Choice, log_x: LogX, uniform: Tensor, mask: int, jump: Tensor
     probability r exp(log_x[v]), the mask with what is left (nothing, once r S reaches 1)."""
     weights = choice.weights(log_x)
     if jump is not None:
-        weights = weights * jump[:, None]
+        weights = weights.double() * jump[:, None]
         left = (1 - weights.sum(-1)).clamp(min=0)
         weights[:, mask] = torch.where(jump < 1, left, 0)
     return draw(weights, uniform)

@@ -41,7 +41,7 @@ class UniformAncestral:
         level, pi = levels(process.schedule, self.steps).to(z.device), process.pi(vocab).to(z.device)
         for i in range(self.steps, 0, -1):
             t = torch.full((len(z), 1), i / self.steps, device=z.device)
-            x = self.choice.weights(denoise(z, t, rows, which=everyone))
+            x = self.choice.weights(denoise(z, t, rows, which=everyone)).double()
             seen = one_hot(z[rows], vocab.size).double()
             uniform = row_uniforms(canvas.seeds, everyone, i, rows)
             z = z.masked_scatter(rows, draw(posterior(seen, x, pi, level[i - 1], level[i]), uniform))
