@@ -350,7 +350,7 @@ def test_what_is_computed_again_is_the_same(options: dict[str, Any], monkeypatch
         sizes.append(kept.beside(net))
         loss.backward()  # type: ignore[no-untyped-call]
         found.append([p.grad for p in net.parameters() if p.grad is not None])
-    assert sizes[1] < 0.75 * sizes[0]
+    assert sizes[1] < 0.9 * sizes[0]
     assert sizes[2] < 0.5 * sizes[1]
     for all_kept, spared, recomputed in zip(*found, strict=True):
         assert torch.equal(all_kept, spared)

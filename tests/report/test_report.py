@@ -22,6 +22,7 @@ from unmask.report import ReportSettings, write_report
 from unmask.report.contents import SWEEP, Contents, gather
 from unmask.report.drawing import Drawing
 from unmask.report.figures import draw_all
+from unmask.report.measures import step_bounds
 from unmask.report.page import page
 from unmask.report.samples import Piece, Sample
 from unmask.report.wording import with_error
@@ -253,6 +254,15 @@ def test_other_objectives_say_why_there_are_no_steps(
 def test_exact_counts_are_no_hindrance(tmp_path: Path) -> None:
     found = gather(trained(tmp_path / "even", objective=MDLM(exact_counts=True)), QUICK)
     assert [bound.steps for bound in found.step_bounds] == [*SWEEP, None]
+
+
+def test_the_limit_has_the_luck_of_many_steps(tmp_path: Path) -> None:
+    run = trained(tmp_path / "even", objective=MDLM(exact_counts=True))
+    lm, corpus = unmask.load(run), Corpus.open(run / "corpus")
+    many, limit = step_bounds(lm, corpus, Wrapped(16), (1 << 16,), rows=4, replicates=2, seed=0)
+    assert (many.steps, limit.steps) == (1 << 16, None)
+    assert limit.standard_error > 1e-3
+    assert limit.nats_per_token == pytest.approx(many.nats_per_token, abs=0.02 * limit.standard_error)
 
 
 def test_judged_samples_are_drawn(run: Path, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class Attention(nn.Module):
         qkv = _linear(self.qkv, x)
         heads = _heads(qkv if packed is None else packed.spread(qkv), self.heads + 2 * self.kv_heads)
         q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
-        q, k = again(self._query, q, angles), again(self._key, k, angles)
+        q, k = self._query(q, angles), self._key(k, angles)
         if beside is not None:
             k, v = beside.layer(layer, k, v)
         causal = self.causal and seen is None and q.shape[-2] > 1
@@ -263,7 +263,7 @@ class Attention(nn.Module):
         of_queries, of_others = (None, None) if bias is None else (bias[:width], bias[width:])
         pairs = _heads(products.linear(x, weight[width:], of_others), 2 * self.kv_heads)
         k, v = pairs[:, : self.kv_heads], pairs[:, self.kv_heads :]
-        k = again(self._key, k, angles)
+        k = self._key(k, angles)
         if beside is not None:
             k, v = beside.layer(layer, k, v)
         q = products.linear(asked.of(x), weight[:width], of_queries)

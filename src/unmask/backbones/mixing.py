@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-AT_ONCE = 1 << 20
-"""Scores that exist at a time: 2 MB, which a core's cache holds."""
+AT_ONCE = 1 << 21
+"""Scores that exist at a time: 4 MB, which the cores' caches hold."""
 
 SHORT = 4
 """Keys, in widths of a head, up to which probabilities are kept: no more memory than a layer's MLP takes."""

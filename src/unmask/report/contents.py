@@ -35,7 +35,7 @@ class ReportSettings:
     rows: int = 80
     replicates: int = 4
     sweep_rows: int = 16
-    sweep_replicates: int = 4
+    sweep_replicates: int = 8
     samples: int = 4
     steps: int = 64
     seed: int = 0

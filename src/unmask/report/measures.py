@@ -18,6 +18,10 @@ from unmask.types import Each, LogX, Rows, Times, Tokens
 
 HELD_OUT = "valid"
 
+ENDLESS = 1 << 20
+"""Steps that stand for infinitely many: their bound is about a millionth of a nat higher. Drawn like those of
+fewer steps it has their luck, so that a difference is not one of two lucks."""
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -54,7 +58,7 @@ def step_bounds(
     replicates: int,
     seed: int,
 ) -> tuple[Bound, ...]:
-    """The bound for every T of `steps`, and the limit if the objective has one, all on the same text."""
+    """The bound for every T of `steps`, and the limit if the objective has one: same text, same draws."""
     if no_step_bounds(lm.objective) is not None:
         return ()
     text = corpus.splits[HELD_OUT]
@@ -101,7 +105,7 @@ def _weighs_one(objective: AnyObjective) -> bool:
 def _in_steps(objective: AnyObjective, steps: int | None) -> AnyObjective:
     """The T-step version of an objective, for the same weights."""
     if isinstance(objective, MDLM):
-        return replace(objective, steps=steps, exact_counts=False)  # which are for continuous time
+        return replace(objective, steps=steps or ENDLESS, exact_counts=False)  # which are for continuous time
     if isinstance(objective, UniformDiffusion) and steps is not None:
         return replace(objective, steps=steps)
     raise ValueError(f"{type(objective).__name__} has no version in {steps} steps")
