@@ -24,10 +24,10 @@ from unmask.training.machine import matmul_peak
 
 COMPARISONS: dict[str, Callable[[], Result]] = {
     "training words": lambda: training.throughput(
-        "training, V = 50,258, 8 x 512, L = 128, batch 8", 4, training.WORDS, 8, repeats=9
+        "training, V = 50,258, 8 x 512, L = 128, batch 8", 4, training.WORDS, 8, repeats=7
     ),
     "training characters": lambda: training.throughput(
-        "training, characters, 6 x 384, L = 256, batch 16", 2, training.CHARACTERS, 16, repeats=9
+        "training, characters, 6 x 384, L = 256, batch 16", 2, training.CHARACTERS, 16, repeats=7
     ),
     "memory": memory.measured,
     "memory recomputing": lambda: memory.measured("recompute"),

@@ -15,6 +15,9 @@ from unmask.world import World
 WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
 CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
 
+STEPS = 2
+"""One after another, before it is the other way's turn."""
+
 
 def textbook_trainer(size: Size) -> Trainer:
     """The textbook, ready to be stepped."""
@@ -39,21 +42,33 @@ def _text(size: Size, batch: int) -> RandomText:
     return RandomText.of(64 * batch * size.length, size.vocab)
 
 
-def textbook_step(size: Size, batch: int) -> Work:
-    """A step of the textbook, on the same rows each time."""
+def textbook_steps(size: Size, batch: int) -> Work:
+    """Steps of the textbook, on the same rows each time."""
     trainer, x = textbook_trainer(size), rows(size, batch)
-    return lambda: trainer.step(x)
+
+    def work() -> None:
+        for _ in range(STEPS):
+            trainer.step(x)
+
+    return work
 
 
-def own_step(size: Size, batch: int, bf16: bool) -> Work:
-    """A step of ours; a function with a name, for another process to find."""
-    return own_run(size, batch, bf16).step
+def own_steps(size: Size, batch: int, bf16: bool) -> Work:
+    """Steps of ours in the middle of a run (the first ones count FLOPs, which takes time)."""
+    run = own_run(size, batch, bf16)
+    run.state.step = 100
+
+    def work() -> None:
+        for _ in range(STEPS):
+            run.step()
+
+    return work
 
 
 def throughput(work: str, bar: float, size: Size, batch: int, repeats: int) -> Result:
     """Seconds of a step."""
-    with Alone(textbook_step, size, batch) as theirs, Alone(own_step, size, batch, bf16()) as ours:
-        return compare(work, bar, theirs, ours, repeats)
+    with Alone(textbook_steps, size, batch) as theirs, Alone(own_steps, size, batch, bf16()) as ours:
+        return compare(work, bar, theirs, ours, repeats, share=STEPS, own_share=STEPS)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from benchmarks import scoring
 from benchmarks.measure import Alone, RandomText, Result, compare, pair, side_by_side
 from benchmarks.textbook import Size, Textbook, Trainer, fill, gumbel_choice, score, slide
-from benchmarks.training import own_run, own_step, rows, textbook_trainer
+from benchmarks.training import own_run, own_steps, rows, textbook_trainer
 from unmask import DiTConfig
 from unmask.data.corpus import PrepareOptions
 from unmask.data.loader import Wrapped
@@ -127,7 +127,7 @@ def test_both_works_are_measured_in_turns() -> None:
 
 
 def test_work_in_a_process_of_its_own_is_done_and_counted() -> None:
-    with Alone(own_step, SIZE, 2, False) as work:
+    with Alone(own_steps, SIZE, 2, False) as work:
         work()
         assert work.flops() > 2 * 12 * SIZE.width**2 * 2 * SIZE.length  # more than a forward pass of a layer
     assert not work.process.is_alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -191,3 +192,37 @@ def test_what_counts_as_out_of_memory() -> None:
     assert not is_out_of_memory(ValueError(allocator))
     assert "microbatch=4," in less_memory(8)
     assert "smaller network" in less_memory(1)
+
+
+FREED = """
+import resource, sys
+from unmask.training.machine import keep_freed_memory
+if "keep" in sys.argv:
+    keep_freed_memory()
+for turn in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    b"x" * (turn + (1 << 26))
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults)
+"""
+
+
+@pytest.mark.skipif(not os.confstr("CS_GNU_LIBC_VERSION"), reason="only glibc can be told")
+@pytest.mark.parametrize(
+    ("told", "environment", "kept"),
+    [((), {}, False), (("keep",), {}, True), (("keep",), {"MALLOC_TOP_PAD_": "131072"}, False)],
+    ids=["default", "kept", "environment"],
+)
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(
+    told: tuple[str, ...], environment: dict[str, str], kept: bool
+) -> None:
+    """64 MB again and again: as fresh pages each time, or as the same."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", FREED, *told],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=ours | environment,
+    )
+    assert (int(done.stdout) < 1000) is kept  # of 16,384 pages of 4 kB

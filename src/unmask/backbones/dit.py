@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unmask.backbones.again import sparing
+from unmask.backbones.again import again, sparing
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
     GELU,
@@ -191,19 +191,19 @@ class Block(nn.Module):
     ) -> Tensor:
         attend, mlp, drop = self.attention, self.mlp, self.dropout
         if self.modulation is None or time is None:
-            mixed = attend(_normed(self.norm1, x), angles, seen, beside, layer, asked, packed)
+            mixed = attend(again(_normed, self.norm1, x), angles, seen, beside, layer, asked, packed)
             x = (x if asked is None else asked.of(x)) + drop(mixed)
-            x = x + drop(mlp(_normed(self.norm2, x)))
+            x = x + drop(mlp(again(_normed, self.norm2, x)))
             return x
         parts = self.modulation(time).chunk(6, dim=-1)
         shift, scale, *rest = parts if packed is None else map(packed.of, parts)
-        inputs = _modulated(self.norm1, x, shift, scale)
+        inputs = again(_modulated, self.norm1, x, shift, scale)
         mixed = attend(inputs, angles, seen, beside, layer, asked, packed)
         if asked is not None:
             x, *rest = (asked.of(each) for each in (x, *rest))
         gate1, shift, scale, gate2 = rest
         x = x + gate1 * drop(mixed)
-        x = x + gate2 * drop(mlp(_modulated(self.norm2, x, shift, scale)))
+        x = x + gate2 * drop(mlp(again(_modulated, self.norm2, x, shift, scale)))
         return x
 
 
@@ -212,7 +212,7 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def _modulated(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return for_products(norm(x) * (1 + scale) + shift)
+    return for_products(again(norm, x) * (1 + scale) + shift)
 
 
 class DiT(Backbone):

@@ -45,10 +45,15 @@ class Reading:
         return Priced(said.detach(), slope, torch.ones_like(said))
 
     def _walked(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Nats [n] of the tokens x [n, 1], while softmax(logits) - onehot(x) is written over the logits."""
-        lines = _softmax(logits, self.vocab)
-        nats = -lines.gather(-1, x)[:, 0]
-        slope = lines.exp_()
+        """Nats [n] of the tokens x [n, 1], while softmax(logits) - onehot(x) is written over the logits.
+
+        log sum exp(y) = max y - log max softmax(y): a softmax and two maxima are less than a log-softmax and
+        its exponential.
+        """
+        wide = _wide(logits, self.vocab)
+        most, own = wide.amax(-1), wide.gather(-1, x)[:, 0]
+        slope = torch.softmax(wide, -1, out=wide)
+        nats = most - slope.amax(-1).log() - own
         slope.scatter_add_(-1, x, torch.full_like(x, -1, dtype=slope.dtype))
         if slope.dtype != logits.dtype:
             logits.copy_(slope)
@@ -70,6 +75,12 @@ def log_x(objective: Objective, logits: Tensor, alpha: Tensor, vocab: Vocab) -> 
 
 def _softmax(logits: Tensor, vocab: Vocab) -> LogX:
     """`subs`, written over the logits."""
+    wide = _wide(logits, vocab)
+    return torch.log_softmax(wide, -1, out=wide)
+
+
+def _wide(logits: Tensor, vocab: Vocab) -> Tensor:
+    """Written over, if they are precise: without the mask."""
     wide = precise(logits)
     wide[:, vocab.mask] = -torch.inf
-    return torch.log_softmax(wide, -1, out=wide)
+    return wide

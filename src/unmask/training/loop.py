@@ -32,6 +32,7 @@ from unmask.training.machine import (
     counting,
     good_at_bf16,
     is_out_of_memory,
+    keep_freed_memory,
     less_memory,
 )
 from unmask.training.optim import (
@@ -141,6 +142,8 @@ class Run:
     ) -> None:
         self.objective, self.loader, self.settings, self.world = objective, loader, settings, world
         self.denoise = denoise.to(world.device)
+        if world.device.type == "cpu":
+            keep_freed_memory()
         if settings.opening is not None and self.denoise.backbone.opened is None:
             raise ValueError(
                 "opening is for networks that were born causal, and this one looks to both sides"
