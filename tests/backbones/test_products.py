@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -135,3 +139,22 @@ def test_what_cannot_be_packed_is_left_alone() -> None:
         torch.testing.assert_close(linear(weight[:2], weight, None), F.linear(weight[:2], weight))
     pack(torch.empty(4, 6, device="meta"))
     assert len(products._packed) == before
+
+
+NARROW = """
+import torch
+from unmask.backbones.products import _can, linear, pack
+x, weight = torch.ones(3, 6).bfloat16(), torch.ones(4, 6).bfloat16()
+with torch.no_grad():
+    pack(weight)
+    print(_can(torch.float32), _can(torch.bfloat16))
+    linear(x.float(), weight.float(), None)
+"""
+
+
+@needs_onednn
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other CPUs cannot be told to be older")
+def test_a_cpu_that_cannot_multiply_bfloat16_is_not_asked_to() -> None:
+    old = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True, check=True, env=old)
+    assert done.stdout.split() == ["True", "False"]

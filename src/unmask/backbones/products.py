@@ -9,6 +9,7 @@ a layer's in bfloat16, a fifth in float32.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -74,10 +75,23 @@ def _fused(x: Tensor, weight: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and x.device.type == "cpu"
         and x.numel() > 0
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
+        and _can(x.dtype)
     )
+
+
+@cache
+def _can(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and multiplies such numbers: in bfloat16 not on every CPU."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    one = torch.ones(1, 1, dtype=dtype)
+    try:
+        torch.ops.mkldnn._linear_pointwise(one, one, None, "gelu", [], "tanh")
+    except RuntimeError:
+        return False
+    return True
 
 
 def for_products(x: Tensor) -> Tensor:
