@@ -270,6 +270,24 @@ def test_packed_and_trained_on_it_says_what_its_weights_say() -> None:
     assert packed.score("abc cab").nats == lm.score("abc cab").nats
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_what_is_packed_is_what_is_multiplied(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the last layer's queries, keys and values, of which it may take a part each."""
+    backbone = DiTConfig(width=32, depth=2, heads=2, length=24, activation=activation)
+    lm = LanguageModel.new(backbone, MDLM(), Tokenizer.characters("abc "))
+    asked: list[int] = []
+
+    def looked_up(weight: Tensor) -> Tensor:
+        asked.append(id(weight))
+        return weight
+
+    monkeypatch.setattr(products, "_as_packed", looked_up)
+    lm.score("abc cab")
+    *_, last = lm.denoise.backbone.blocks  # type: ignore[misc, union-attr]
+    unasked = {id(weight) for weight in lm.denoise.backbone.matrices()} - set(asked)
+    assert unasked <= {id(last.attention.qkv.weight)}  # type: ignore[union-attr]
+
+
 def test_a_large_network_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     lm, before = model(), len(products._packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,10 @@ class Backbone(nn.Module):
         `beside` a cache, tokens see what it holds. `valid` and `documents` [B, places] are by place: of the
         whole text, of which the tokens may be a part.
         """
+
+    def matrices(self) -> Iterator[Tensor]:
+        """Those that are multiplied by `products.linear` where no gradient is needed."""
+        yield self.output.weight
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] for hidden states [N, width]."""

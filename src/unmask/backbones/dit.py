@@ -6,7 +6,7 @@ without it no such parameters exist, and it is a plain transformer. Its blocks m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -290,6 +290,14 @@ class DiT(Backbone):
             shift, scale = self.modulation(time).chunk(2, dim=-1)
             x = x * (1 + scale) + shift
         return x if taken is None else x[taken]
+
+    def matrices(self) -> Iterator[Tensor]:
+        yield from super().matrices()
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for module in (*block.attention.modules(), *block.mlp.modules()):
+                if isinstance(module, nn.Linear):
+                    yield module.weight
 
     def _through(self, block: nn.Module, *inputs: object) -> Tensor:
         if self.recompute and torch.is_grad_enabled():

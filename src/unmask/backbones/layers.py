@@ -161,12 +161,14 @@ class TwoLayers(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         first, activation, last = self
-        if torch.is_grad_enabled() or not isinstance(activation, GELU):
+        if torch.is_grad_enabled():
             out: Tensor = last(again(activation, first(x)))
             return out
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
-        return _linear(last, products.linear(x, first.weight, first.bias, gelu=True))
+        if isinstance(activation, GELU):
+            return _linear(last, products.linear(x, first.weight, first.bias, gelu=True))
+        return _linear(last, activation(_linear(first, x)))
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:

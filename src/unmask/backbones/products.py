@@ -2,8 +2,8 @@
 
 There, on CPUs, oneDNN adds the bias and the activation as it goes. With many outputs and few rows it is also
 half again as fast as MKL, which F.linear asks in float32; and it need not put a matrix in an order of its own
-for every product, if there is a `pack`ed copy: that is a third of a head's time with few rows, a twentieth of
-a layer's in bfloat16, a fifth in float32.
+for every product, if there is a `pack`ed copy: nearly half of a head's time with few rows, a twentieth of a
+layer's in bfloat16, a tenth to a third in float32.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Denoiser(nn.Module):
         Nothing else changes. A network of more than PACKED bytes stays as it is, and so do devices whose
         products do not gain.
         """
-        weights = [module.weight for module in self.backbone.modules() if isinstance(module, nn.Linear)]
+        weights = list(self.backbone.matrices())
         if sum(weight.nbytes for weight in weights) <= PACKED:
             for weight in weights:
                 pack(weight)
