@@ -93,7 +93,16 @@ def test_a_mistyped_option_is_explained_on_less_than_a_screen(command: Callable[
         (ValueError("n must be 1"), 2, "unmask: n must be 1\n"),
         (RuntimeError("first\nsecond"), 1, "unmask: first\n"),
         (MemoryError(), 1, "unmask: MemoryError()\n"),
-        (OSError(28, "No space left on device"), 1, "unmask: [Errno 28] No space left on device\n"),
+        (OSError(5, "Input/output error"), 1, "unmask: [Errno 5] Input/output error\n"),
+        (OSError(28, "No space left", "a/b"), 2, "unmask: a/b cannot be written: No space left\n"),
+        (
+            OSError(30, "Read-only file system", "a"),
+            2,
+            "unmask: a cannot be written: Read-only file system\n",
+        ),
+        (OSError(122, "Quota exceeded", "a"), 2, "unmask: a cannot be written: Quota exceeded\n"),
+        (PermissionError(13, "No!", "a"), 2, "unmask: a cannot be read or written: No!\n"),
+        (OSError(28, "No space left on device"), 2, "unmask: No space left on device\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -128,6 +137,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(asked: list[str]) -> None:
     assert work.stderr.read() == b""
     work.stderr.close()
     assert work.wait(60) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_does_not_fit_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*UNMASK, "--help"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (2, b"unmask: No space left on device\n")
 
 
 @pytest.mark.slow

@@ -5,9 +5,11 @@ Help must come at once: only the command that was asked for is imported, and tor
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -51,6 +53,10 @@ on when the same command is given again; 130 interrupted. UNMASK_TRACEBACK=1 sho
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """As shells count: 128 and the number of the signal."""
 
+FULL = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+REFUSED = {*FULL, errno.EACCES, errno.EPERM}
+"""What a disk answers that is read-only, full or somebody else's: no failure of the program."""
+
 
 def main() -> None:
     """Carry out the command of sys.argv; its exit codes are told in HELP."""
@@ -64,9 +70,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader has seen enough, as in `unmask sample ... | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(BROKEN_PIPE)
     except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            if error.filename is None:  # it may be stdout that is full
+                _drop_output()
+            _leave(2, _refusal(error))
         if os.environ.get("UNMASK_TRACEBACK"):
             raise
         _leave(1, str(error).strip().splitlines()[0] if str(error) else repr(error))
@@ -102,6 +112,21 @@ def _run(arguments: list[str]) -> None:
 def _help() -> str:
     lines = [f"  {name:10}  {(function(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
     return HELP.format(commands="\n".join(lines))
+
+
+def _refusal(error: OSError) -> str:
+    """Which file could not be used, and why."""
+    why = error.strerror or str(error)
+    if error.filename is None:
+        return why
+    use = "written" if error.errno in FULL else "read or written"
+    return f"{os.fsdecode(error.filename)} cannot be {use}: {why}"
+
+
+def _drop_output() -> None:
+    """What stdout could not take is not tried again when Python leaves, which would change the exit code."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(code: int, sentence: str) -> None:
