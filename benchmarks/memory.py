@@ -1,6 +1,8 @@
 """Peak memory of a training step, each way in a process of its own, with what its allocator holds back.
 
-python -m benchmarks.memory textbook|ours|recompute
+python -m benchmarks.memory float32|bfloat16|ours|recompute
+
+The first two are the textbook's, which is compared in the precision in which it needs less.
 
 With MALLOC_MMAP_THRESHOLD_=4000000 large blocks go back when they are freed: what is then told is in use.
 """
@@ -12,7 +14,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from benchmarks.measure import Result, bf16
+from benchmarks.measure import PRECISIONS, Result, bf16
 from benchmarks.textbook import Size
 from benchmarks.training import own_run, rows, textbook_trainer
 
@@ -26,7 +28,8 @@ def measured(way: str = "ours") -> Result:
     work = f"peak memory of a training step, V = 50,258, 8 x 512, batch {BATCH} x {SIZE.length:,}"
     if way == "recompute":
         work = "the same with training.recompute"
-    return Result(work, 4, (_peak_of("textbook"),), (_peak_of(way),), unit="GB")
+    precision = min(PRECISIONS, key=_peak_of)
+    return Result(work, precision, (_peak_of(precision),), (_peak_of(way),), unit="GB")
 
 
 @cache
@@ -44,8 +47,8 @@ def _peak() -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "textbook":  # each way is alone
-        trainer, text = textbook_trainer(SIZE), rows(SIZE, BATCH)
+    if sys.argv[1] in PRECISIONS:  # each way is alone
+        trainer, text = textbook_trainer(SIZE, PRECISIONS[sys.argv[1]]), rows(SIZE, BATCH)
         trainer.step(text[:1, :8])
         trainer.step(text)
     else:

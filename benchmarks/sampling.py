@@ -5,45 +5,35 @@ from __future__ import annotations
 import torch
 
 from benchmarks.measure import Result, compare, fast_pair
-from benchmarks.textbook import Size, Textbook, fill, slide
-from unmask import Ancestral, LanguageModel
+from benchmarks.textbook import Size, fill, slide
+from benchmarks.training import CHARACTERS, DEEP, WIDE, WORDS
+from unmask import Ancestral
 from unmask.sampling.semi import SemiAutoregressive
 
-WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
 LONG = Size(vocab=50_258, depth=8, width=512, length=1024)
-CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
 
 
 def sampling(
-    work: str,
-    bar: float,
-    size: Size,
-    rows: int,
-    steps: int,
-    repeats: int,
-    share: float = 1.0,
-    own_share: float = 1.0,
+    size: Size, rows: int, steps: int, repeats: int = 3, share: float = 1.0, own_share: float = 1.0
 ) -> Result:
     """Text from nothing but masks."""
-    textbook, model = fast_pair(size)
-    blank = torch.full((rows, size.length), textbook.mask)
-    return _compared(work, bar, textbook, model, blank, steps, repeats, share, own_share)
+    network = f"V = {size.vocab:,}, {size.depth} x {size.width}"
+    work = f"sampling {rows} x {size.length} tokens, {network}, {steps:,} steps"
+    blank = torch.full((rows, size.length), size.vocab - 1)
+    return _compared(work, size, blank, steps, repeats, share, own_share)
 
 
 def infilling(repeats: int, size: Size = LONG, steps: int = 32, share: float = 0.25) -> Result:
     """A tenth of a text is hidden."""
-    textbook, model = fast_pair(size)
     text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
-    hidden = text.masked_fill(torch.arange(size.length) % 10 == 3, textbook.mask)
-    work = f"infilling 10 % of {size.length:,} tokens, V = 50,258, {steps} steps"
-    return _compared(work, 6, textbook, model, hidden, steps, repeats, share)
+    hidden = text.masked_fill(torch.arange(size.length) % 10 == 3, size.vocab - 1)
+    work = f"infilling 10 % of {size.length:,} tokens, V = {size.vocab:,}, {steps} steps"
+    return _compared(work, size, hidden, steps, repeats, share)
 
 
 def _compared(
     work: str,
-    bar: float,
-    textbook: Textbook,
-    model: LanguageModel,
+    size: Size,
     canvas: torch.Tensor,
     steps: int,
     repeats: int,
@@ -54,6 +44,7 @@ def _compared(
 
     Ours needs as many calls for a row's first tokens as for its last, so a share of the tokens is written.
     """
+    textbook, precision, model = fast_pair(size, lambda textbook: fill(textbook, canvas, steps, only=1))
     enough = own_share * int((canvas == textbook.mask).sum())
 
     def ours() -> None:
@@ -63,7 +54,7 @@ def _compared(
 
     return compare(
         work,
-        bar,
+        precision,
         lambda: fill(textbook, canvas, steps, only=round(share * steps)),
         ours,
         repeats,
@@ -79,12 +70,13 @@ def sliding(
     repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32, share: float = 0.125
 ) -> Result:
     """Semi-autoregressive: windows of 1,024 that move by 512."""
-    textbook, model = fast_pair(size)
+    blank = torch.full((1, length), size.vocab - 1)
+    window = blank[:, : size.length]
+    textbook, precision, model = fast_pair(size, lambda textbook: fill(textbook, window, steps, only=1))
     sampler = SemiAutoregressive(stride=size.length // 2, sampler=Ancestral(steps))
-    blank = torch.full((1, length), textbook.mask)
     return compare(
-        f"semi-autoregressive, {length:,} tokens, V = 50,258, {steps} steps a window",
-        8,
+        f"semi-autoregressive, {length:,} tokens, V = {size.vocab:,}, {steps} steps a window",
+        precision,
         lambda: slide(textbook, 1, length, size.length // 2, steps, only=round(share * steps)),
         lambda: model.fill(blank, sampler),
         repeats,
@@ -97,18 +89,11 @@ def sliding(
 
 if __name__ == "__main__":
     for result in (
-        sampling("sampling 4 x 128 tokens, V = 50,258, 32 steps", 10, WORDS, 4, 32, 2),
+        sampling(WORDS, 4, 32, 2),
+        sampling(DEEP, 2, 64, 2),
+        sampling(WIDE, 6, 48, 2),
         infilling(1),
         sliding(1),
-        sampling(
-            "sampling 16 x 256, characters, 1,000 steps",
-            10,
-            CHARACTERS,
-            16,
-            1000,
-            1,
-            share=0.03,
-            own_share=0.2,
-        ),
+        sampling(CHARACTERS, 16, 1000, 1, share=0.03, own_share=0.2),
     ):
         print(result, result.ratio, flush=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Alone, RandomText, Result, Work, bf16, compare, pair
+from benchmarks.measure import PRECISIONS, Alone, RandomText, Result, Work, bf16, compare, fastest, pair
 from benchmarks.textbook import Size, Trainer
 from unmask.data.loader import Loader, Wrapped
 from unmask.training.loop import Run, Training
@@ -14,14 +16,17 @@ from unmask.world import World
 
 WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
 CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
+DEEP = Size(vocab=8_192, depth=12, width=384, length=512, heads=6)
+WIDE = Size(vocab=32_000, depth=5, width=640, length=192, heads=10)
+"""The last two are shapes that nothing was tuned on."""
 
 STEPS = 2
 """One after another, before it is the other way's turn."""
 
 
-def textbook_trainer(size: Size) -> Trainer:
+def textbook_trainer(size: Size, bf16: bool = False) -> Trainer:
     """The textbook, ready to be stepped."""
-    return Trainer(pair(size)[0])
+    return Trainer(pair(size, bf16=bf16)[0])
 
 
 def own_run(size: Size, batch: int, bf16: bool = False) -> Run:
@@ -42,9 +47,9 @@ def _text(size: Size, batch: int) -> RandomText:
     return RandomText.of(64 * batch * size.length, size.vocab)
 
 
-def textbook_steps(size: Size, batch: int) -> Work:
+def textbook_steps(size: Size, batch: int, bf16: bool) -> Work:
     """Steps of the textbook, on the same rows each time."""
-    trainer, x = textbook_trainer(size), rows(size, batch)
+    trainer, x = textbook_trainer(size, bf16), rows(size, batch)
 
     def work() -> None:
         for _ in range(STEPS):
@@ -65,16 +70,23 @@ def own_steps(size: Size, batch: int, bf16: bool) -> Work:
     return work
 
 
-def throughput(work: str, bar: float, size: Size, batch: int, repeats: int) -> Result:
+def throughput(size: Size, batch: int, repeats: int = 7) -> Result:
     """Seconds of a step."""
-    with Alone(textbook_steps, size, batch) as theirs, Alone(own_steps, size, batch, bf16()) as ours:
-        return compare(work, bar, theirs, ours, repeats, share=STEPS, own_share=STEPS)
+    work = f"training, V = {size.vocab:,}, {size.depth} x {size.width}, L = {size.length}, batch {batch}"
+    with ExitStack() as processes:
+        ways = {
+            name: processes.enter_context(Alone(textbook_steps, size, batch, bf16))
+            for name, bf16 in PRECISIONS.items()
+        }
+        precision = fastest(ways)
+        for name, way in ways.items():
+            if name != precision:
+                way.process.kill()  # or its memory would be held all the while
+        ours = processes.enter_context(Alone(own_steps, size, batch, bf16()))
+        return compare(work, precision, ways[precision], ours, repeats, share=STEPS, own_share=STEPS)
 
 
 if __name__ == "__main__":
-    for result in (
-        throughput("training, V = 50,258, 8 x 512, L = 128, batch 8", 4, WORDS, 8, 5),
-        throughput("training, characters, 6 x 384, L = 256, batch 16", 2, CHARACTERS, 16, 5),
-    ):
-        print(result, result.ratio)
-    print(torch.__version__)
+    for size, batch in ((WORDS, 8), (CHARACTERS, 16), (DEEP, 4), (WIDE, 8)):
+        result = throughput(size, batch)
+        print(result, result.ratio, flush=True)

@@ -15,7 +15,7 @@ from benchmarks.scaling import AXES, Point, _point
 from benchmarks.startup import Startup
 from unmask.cli import bench as command
 
-TOY = Result("a toy", 2.0, (3.0, 4.0), (1.0, 2.0), share=0.5)
+TOY = Result("a toy", "float32", (3.0, 4.0), (1.0, 2.0), share=0.5)
 
 
 def test_figures_are_shown_and_written(

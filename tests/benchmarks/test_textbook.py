@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import scoring
-from benchmarks.measure import Alone, RandomText, Result, compare, pair, side_by_side
+from benchmarks.measure import Alone, RandomText, Result, compare, fast_pair, pair, side_by_side
 from benchmarks.textbook import Size, Textbook, Trainer, fill, gumbel_choice, score, slide
 from benchmarks.training import own_run, own_steps, rows, textbook_trainer
 from unmask import DiTConfig
@@ -57,6 +57,36 @@ def test_losses_and_gradients_are_the_same() -> None:
     assert head is not None
     published: Any = textbook.output_layer.linear.weight.grad
     torch.testing.assert_close(head, published, rtol=1e-3, atol=1e-6)
+
+
+def test_under_autocast_products_are_in_bfloat16_and_the_loss_is_about_the_same() -> None:
+    """As the published code computes it."""
+    plain, mixed = pair(SIZE)[0], pair(SIZE, bf16=True)[0]
+    x, t = text(4), torch.tensor([0.2, 0.4, 0.7, 0.95])
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        assert plain(x).dtype == torch.float32
+        assert mixed(x).dtype == torch.bfloat16
+    loss = mixed.loss(x, t, noise)
+    torch.testing.assert_close(loss, plain.loss(x, t, noise), rtol=2e-2, atol=0)
+    loss.backward()
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in mixed.parameters())
+
+
+@pytest.mark.parametrize("faster", ["float32", "bfloat16"])
+def test_the_textbook_takes_the_precision_in_which_it_is_faster(
+    faster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr("benchmarks.measure.time.perf_counter", lambda: next(clock))
+
+    def work(textbook: Textbook) -> None:
+        if textbook.bf16 != (faster == "bfloat16"):
+            next(clock), next(clock)
+
+    textbook, precision, _ = fast_pair(SIZE, work)
+    assert precision == faster
+    assert textbook.bf16 == (faster == "bfloat16")
 
 
 def test_sampling_fills_every_hole_and_keeps_the_rest() -> None:
@@ -134,15 +164,15 @@ def test_work_in_a_process_of_its_own_is_done_and_counted() -> None:
 
 
 def test_a_result_is_the_middle_of_its_ratios() -> None:
-    result = Result("work", 2.0, (2.0, 9.0, 3.0), (1.0, 1.0, 1.0))
+    result = Result("work", "float32", (2.0, 9.0, 3.0), (1.0, 1.0, 1.0))
     assert result.ratio == 3.0
-    assert result.to_json()["met"] is True
+    assert result.to_json()["ratios"] == [2.0, 9.0, 3.0]
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_a_comparison_counts_the_products(repeats: int) -> None:
     a = torch.randn(32, 32)
-    result = compare("product", 1, lambda: a @ a @ a, lambda: a @ a, repeats)
+    result = compare("product", "float32", lambda: a @ a @ a, lambda: a @ a, repeats)
     assert len(result.ratios) == repeats
     assert result.share is not None
     assert 0 < result.share < 2
