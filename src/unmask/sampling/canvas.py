@@ -15,8 +15,10 @@ from unmask.types import Tokens
 HOLE = re.compile(r"<mask(?::(\d+))?>")
 LONGEST_HOLE = 1_000_000
 
-Template: TypeAlias = str | Sequence[str | int]
-"""Text with `<mask:12>` for twelve hidden tokens (`<mask>` for one), or a list of texts and hole lengths."""
+Piece: TypeAlias = str | int | list[int]
+"""A part of a template: text, the length of a hole, or ids that are given."""
+Template: TypeAlias = str | Sequence[Piece]
+"""Text with `<mask:12>` for twelve hidden tokens (`<mask>` for one), or a list of its pieces."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Canvas:
             raise ValueError(f"seeds must be 0 or above; got {min(self.seeds)}")
 
 
-def segments(template: Template) -> list[str | int]:
-    """A template as texts and lengths of holes, at least one hole among them."""
+def segments(template: Template) -> list[Piece]:
+    """A template as texts, ids and lengths of holes, at least one hole among them."""
     if isinstance(template, str):
         parts = HOLE.split(template)
         holes = [int(length or 1) for length in parts[1::2]]
-        pieces: list[str | int] = [parts[0]]
+        pieces: list[Piece] = [parts[0]]
         for hole, text in zip(holes, parts[2::2], strict=True):
             pieces += [hole, text]
     else:
@@ -60,7 +62,7 @@ def segments(template: Template) -> list[str | int]:
     return pieces
 
 
-def from_template(template: Template, encode: Callable[[str], list[int]], mask: int) -> list[int]:
+def from_template(template: Template, encode: Callable[[str | list[int]], list[int]], mask: int) -> list[int]:
     """The ids of a template, its holes filled with the mask."""
     ids: list[int] = []
     for piece in segments(template):

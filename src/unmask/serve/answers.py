@@ -184,14 +184,11 @@ def scored(service: Service, text: str, ids: Sequence[int], found: Score) -> Sco
 
 def completed(service: Service, asked: CompletionRequest) -> list[HoledText]:
     """A canvas for each prompt."""
-    wording, known = service.wording, service.wording.tokenizer.size
+    wording = service.wording
     tokens = within("max_tokens", asked.max_tokens, 16, service.limits.max_tokens)
     canvases = []
     for prompt in _prompts(asked):
-        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        for id_ in ids:
-            if id_ >= known or id_ == wording.mask:
-                raise ValueError(f"the prompt's token {id_} is not one of the tokenizer's 0..{known - 1}")
+        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else wording.given(prompt)
         canvases.append(wording.between(ids, tokens, asked.suffix or ""))
     return canvases
 

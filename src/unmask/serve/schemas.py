@@ -91,8 +91,10 @@ class InfillRequest(Writing):
     template: str | None = Field(
         None, description="Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes."
     )
-    segments: list[str | Annotated[int, Field(ge=1)]] | None = Field(
-        None, description="The same as a list: texts, and the lengths of holes between them."
+    segments: list[str | Annotated[int, Field(ge=1)] | list[Id]] | None = Field(
+        None,
+        description="The same as a list: texts, the lengths of holes between them, and lists of ids that are"
+        " given.",
     )
     alternatives: int = Field(0, ge=0, description="Most probable tokens to tell of at each written one.")
 
@@ -252,8 +254,15 @@ class ScoreAnswer(BaseModel):
     by_time: list[TimeShare]
 
 
+class Example(BaseModel):
+    """A template of the kind of text that the model was trained on, and within its length."""
+
+    name: str
+    template: str
+
+
 class ModelCard(BaseModel):
-    """A model and what it may be asked."""
+    """A model and what it may be asked; `default_sampler` is what the sampler "default" stands for."""
 
     id: str
     object: Literal["model"] = "model"
@@ -264,6 +273,8 @@ class ModelCard(BaseModel):
     vocabulary: int
     length: int
     samplers: list[str]
+    default_sampler: str
+    examples: list[Example]
     limits: dict[str, int | float]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,9 +18,10 @@ from unmask.guidance import Guidance
 from unmask.model import LanguageModel
 from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
 from unmask.serve.engine import ClosedError, Engine, Task, Work
+from unmask.serve.examples import examples
 from unmask.serve.limits import LimitError, Limits, check, within
 from unmask.serve.metrics import Metrics
-from unmask.serve.schemas import ModelCard, Writing
+from unmask.serve.schemas import Example, ModelCard, Writing
 from unmask.serve.wording import HoledText, Wording
 
 NO_LIMIT = 4096
@@ -159,6 +161,8 @@ class Service:
         """What there is to know before asking."""
         denoise = self.model.denoise
         named = list(BY_NAME) if isinstance(denoise.process, Masking | BlockMasking) else []
+        tokenizer = self.wording.tokenizer
+        room = min(self.length, self.limits.prompt_tokens, self.limits.max_tokens)
         return ModelCard(
             id=self.name,
             created=self.created,
@@ -167,6 +171,8 @@ class Service:
             vocabulary=self.model.vocab.size,
             length=self.length,
             samplers=["default", *named],
+            default_sampler=_name(self.model.default_sampler(1)),
+            examples=[Example(name=name, template=template) for name, template in examples(tokenizer, room)],
             limits=asdict(self.limits),
         )
 
@@ -213,6 +219,11 @@ def revises(sampler: AnySampler) -> bool:
     return isinstance(
         sampler.sampler if isinstance(sampler, Blockwise) else sampler, Remask | UniformAncestral
     )
+
+
+def _name(sampler: AnySampler) -> str:
+    """What commands and requests call it: FirstHitting is first-hitting."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(sampler).__name__).lower()
 
 
 def new_seed() -> int:

@@ -47,8 +47,16 @@ class Wording:
                 holes.append((len(ids), piece))
                 ids += [self.mask] * piece
             else:
-                ids += self.tokenizer.encode(piece)
+                ids += self.tokenizer.encode(piece) if isinstance(piece, str) else self.given(piece)
         return HoledText(ids, holes)
+
+    def given(self, ids: list[int]) -> list[int]:
+        """Ids that a client sent, each of which must be a token of the tokenizer's."""
+        known = self.tokenizer.size
+        for id_ in ids:
+            if not 0 <= id_ < known or id_ == self.mask:
+                raise ValueError(f"the token {id_} is not one of the tokenizer's 0..{known - 1}")
+        return ids
 
     def between(self, prompt: Sequence[int], tokens: int, suffix: str) -> HoledText:
         """A canvas with one hole."""

@@ -1,0 +1,121 @@
+"""Texts with holes to try a model with, of the kind that it was trained on.
+
+Nothing in a model says what it was trained on, but its tokenizer does: it knows no character of other texts,
+or cuts them into many more tokens than its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from unmask.data.tokenizer import Tokenizer
+
+MOST = 4
+"""How many examples are offered."""
+
+SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Function": (
+        ("def is_even(n):\n    if", " n is None", ":\n        return", " False", "\n"),
+        ("    for i in", " range(n)", ":\n        self.", "append", "(i)\n    return", " n", "\n"),
+    ),
+    "Class": (
+        ("class Counter:\n    def __init__(self, name", "=None", "):\n        self.name =", " name", "\n"),
+        ("\n    def add(self, value):\n        if", " value is None", ":\n            raise", " ValueError"),
+        ("\n        self.", "count", " += len(value)\n        return self.", "count", "\n"),
+    ),
+    "Story": (
+        ("The old man had lived by the", " river", " all his life, and he knew", " every boat"),
+        (" that came down it. In the evening, when the", " work", " was done, he", " sat before"),
+        (
+            " his house and told the",
+            " children",
+            " about the great city.\n",
+        ),
+    ),
+    "Article": (
+        ("The town was founded in the", " nineteenth", " century, and its first", " railway station"),
+        (" was opened a few years later. Today it is known for its", " old university"),
+        (
+            ", which has",
+            " more than",
+            " ten thousand students.\n",
+        ),
+    ),
+    "Letters": (
+        ("the old man had lived by the ", "river", " all his life and he knew ", "every boat"),
+        (" that came down it in the evening when the ", "work", " was done he ", "sat before"),
+        (
+            " his house and told the ",
+            "children",
+            " about the great city",
+        ),
+    ),
+    "Protein": (
+        ("MKLAVTGSWE", "DLRKQ", "HFNPIYCMAG", "TVEKL", "RSDWQ"),
+        ("NGHYFPLICA", "VMEKT", "RQSDNWGHLP"),
+    ),
+    "DNA": (
+        ("ATGGCTAAGCTTGACCGT", "TACGGA", "CATTGCAAGTCCGATGAA", "CCTAGG", "TTCAAC"),
+        ("GCATTAGCCGTTAAG", "CTGGAT", "ACCTGATAATGA"),
+    ),
+}
+"""Pieces that are shown and hidden by turns, in each part of a text; a part that is too long is left out."""
+
+INSTEAD = {"Letters": "Story", "Protein": "Story", "DNA": "Protein"}
+"""What is not offered where the other can be written, too, which needs more characters."""
+
+
+@lru_cache(maxsize=8)
+def examples(tokenizer: Tokenizer, length: int) -> list[tuple[str, str]]:
+    """Names and templates of at most `length` tokens, the most fitting first; there is always one."""
+    fits = {name: fit for name in SAMPLES if (fit := _fit(tokenizer, name)) is not None}
+    best = max((fit[0] for fit in fits.values()), default=0.0)
+    names = [name for name, fit in fits.items() if fit[0] >= best / 2 and INSTEAD.get(name) not in fits]
+    names.sort(key=lambda name: fits[name], reverse=True)
+    found = [(name, _template(tokenizer, SAMPLES[name], length)) for name in names[:MOST]]
+    return found or [("Tokens", _any_tokens(tokenizer, length))]
+
+
+def _fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
+    """Characters of a sample in each token, and how many different tokens; None if some are unknown."""
+    text = "".join(piece for part in SAMPLES[name] for piece in part)
+    try:
+        ids = tokenizer.encode(text)
+    except ValueError:
+        return None
+    unknown = getattr(tokenizer.inner.model, "unk_token", None)
+    if not ids or (unknown is not None and tokenizer.inner.token_to_id(unknown) in ids):
+        return None
+    return round(len(text) / len(ids), 1), len(set(ids))
+
+
+def _template(tokenizer: Tokenizer, parts: tuple[tuple[str, ...], ...], length: int) -> str:
+    """As much of a sample as has room, with holes as long as what they hide; at least one hole."""
+    written, room = "", length
+    for part in parts:
+        sizes = [len(tokenizer.encode(piece)) for piece in part]
+        if sum(sizes) > room:
+            break
+        pieces = zip(part, sizes, strict=True)
+        written += "".join(
+            f"<mask:{size}>" if place % 2 else piece for place, (piece, size) in enumerate(pieces)
+        )
+        room -= sum(sizes)
+    return written or _one_hole(tokenizer, parts[0][0], length)
+
+
+def _one_hole(tokenizer: Tokenizer, text: str, length: int) -> str:
+    """The beginning of a text and a hole after it, where there is no room for more."""
+    hole = max(1, min(16, length // 3))
+    ends = range(len(text), -1, -1)
+    end = next(end for end in ends if end == 0 or len(tokenizer.encode(text[:end])) <= length - hole)
+    return f"{text[:end]}<mask:{hole}>"
+
+
+def _any_tokens(tokenizer: Tokenizer, length: int) -> str:
+    """Letters of an alphabet that none of the samples is written in, and a hole."""
+    seen = sorted(token for token in tokenizer.inner.get_vocab() if len(token) == 1 and token.isalnum())
+    try:
+        return _one_hole(tokenizer, "".join(seen[:8]), length)
+    except ValueError:  # they cannot stand side by side
+        return _one_hole(tokenizer, "", length)

@@ -1,0 +1,87 @@
+"""Examples fit the model: its kind of text, its length; and whatever the model, it fills them."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from served import language_model, serving
+from unmask import Autoregression, BlockDiffusion, Tokenizer
+from unmask.data.tokenizer import named
+from unmask.objectives import AnyObjective, UniformDiffusion
+from unmask.sampling.canvas import segments
+from unmask.serve.examples import examples
+
+
+def bpe(*texts: str) -> Tokenizer:
+    return Tokenizer.train_bpe(iter(texts), 600)
+
+
+def code() -> Tokenizer:
+    library = Path(sysconfig.get_path("stdlib"))
+    return bpe(*((library / f"{name}.py").read_text() for name in ("argparse", "ast", "inspect")))
+
+
+def prose() -> Tokenizer:
+    decisions = sorted((Path(__file__).parents[2] / "docs" / "decisions").glob("*.md"))
+    lines = (line for path in decisions for line in path.read_text().splitlines())
+    return bpe(*(line for line in lines if line[:1].isalpha() and "`" not in line))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "names"),
+    [
+        (code(), {"Class", "Function"}),
+        (prose(), {"Story", "Article"}),
+        (named("bytes"), {"Class"}),
+        (named("text8"), {"Letters"}),
+        (named("dna"), {"DNA"}),
+        (Tokenizer.characters("ACDEFGHIKLMNPQRSTVWY"), {"Protein"}),
+        (Tokenizer.characters("αβγ"), {"Tokens"}),
+        (Tokenizer.characters("+-"), {"Tokens"}),
+    ],
+    ids=["code", "prose", "bytes", "text8", "dna", "protein", "greek", "signs"],
+)
+@pytest.mark.parametrize("length", [1, 7, 48, 1024])
+def test_the_kind_and_length_of_a_text_fit(tokenizer: Tokenizer, names: set[str], length: int) -> None:
+    found = examples(tokenizer, length)
+    assert found[0][0] in names
+    for _, template in found:
+        pieces = segments(template)
+        sizes = [piece if isinstance(piece, int) else len(tokenizer.encode(str(piece))) for piece in pieces]
+        assert 1 <= sum(sizes) <= length
+        assert any(isinstance(piece, int) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("objective", "sampler"),
+    [
+        (Autoregression(), "autoregressive"),
+        (BlockDiffusion(block=5), "blockwise"),
+        (UniformDiffusion(), "uniform-ancestral"),
+    ],
+    ids=["autoregression", "blocks", "uniform"],
+)
+def test_models_of_all_kinds_fill_their_examples(objective: AnyObjective, sampler: str) -> None:
+    with serving(language_model(objective)) as served:
+        (model,) = served.http.get("/v1/models").json()["data"]
+        assert model["default_sampler"] == sampler
+        for example in model["examples"]:
+            answer = served.post("/v1/infill", template=example["template"], steps=4)
+            assert answer.status_code == 200, answer.text
+
+
+def test_ids_may_be_given_between_holes() -> None:
+    lm = language_model()
+    mask = lm.vocab.mask
+    with serving(lm) as served:
+        (found,) = served.post("/v1/infill", segments=["ab", 2, [5, 4], 3], seed=7, steps=4).json()["results"]
+        assert found["text"] == lm.infill(["ab", 2, [5, 4], 3], sampler=lm.default_sampler(4), seed=7).text
+        assert found["text"][4:6] == lm.tokenizer.decode([5, 4]) if lm.tokenizer else False
+        assert [len(span["tokens"]) for span in found["spans"]] == [2, 3]
+        for wrong in (mask, 10_000):
+            refused = served.post("/v1/infill", segments=["ab", [wrong], 3])
+            assert refused.status_code == 400
+            assert f"the token {wrong} is not one of the tokenizer's" in refused.json()["error"]["message"]
