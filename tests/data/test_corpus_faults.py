@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from unmask.data import encoding, folders
-from unmask.data.corpus import Corpus, PrepareOptions, join, prepare
+from unmask.data.columns import PromptAnswer
+from unmask.data.corpus import Corpus, PrepareOptions, is_corpus, join, prepare
 from unmask.data.formats import Piece
 from unmask.data.sources import SourceOptions
 
@@ -285,16 +288,75 @@ def test_damage_is_told_in_one_sentence(case: str, source: Path, tmp_path: Path)
     assert "\n" not in str(error.value)
 
 
-def test_a_flipped_bit_is_found_if_asked_for(source: Path, tmp_path: Path) -> None:
-    for name in ("train-00000.bin", "train.ends.bin"):
-        out = tmp_path / f"out-{name}"
-        prepare([str(source)], out, "bytes")
-        data = bytearray((out / name).read_bytes())
-        data[3] ^= 1
-        (out / name).write_bytes(data)
-        Corpus.open(out)
-        with pytest.raises(ValueError, match=r"\.bin is damaged: its SHA-256 is not the one in the manifest"):
-            Corpus.open(out, verify=True)
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """A corpus that has files of every kind."""
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [{"prompt": f"{n} and {n} is ", "answer": str(n + n)} for n in range(300)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = PrepareOptions(SourceOptions(pairs=PromptAnswer()), share=0.2)
+    return prepare([str(folder / "pairs.jsonl")], folder / "out", "bytes", options)
+
+
+def flip(file: Path, bit: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_every_flipped_bit_is_noticed_and_its_file_named(pairs: Corpus) -> None:
+    """140 of them, in files of ids, borders, prompts, in the tokenizer and in the manifest itself."""
+    files = sorted(pairs.folder.iterdir())
+    assert {file.name for file in files} >= {"valid-00000.bin", "train.ends.bin", "train.given.bin"}
+    random = np.random.default_rng(0)
+    for number in range(140):
+        file = files[number % len(files)]
+        bit = int(random.integers(8 * file.stat().st_size))
+        flip(file, bit)
+        with pytest.raises(ValueError, match=rf"{re.escape(str(file))}\b") as error:
+            Corpus.open(pairs.folder)
+        assert "\n" not in str(error.value)
+        flip(file, bit)
+    assert Corpus.open(pairs.folder).digest == pairs.digest
+
+
+def test_only_what_is_read_need_be_verified(pairs: Corpus) -> None:
+    flip(pairs.folder / "train-00000.bin", 77)
+    corpus = Corpus.open(pairs.folder, verify=False)
+    corpus.verify("valid")
+    with pytest.raises(
+        ValueError, match=r"train-00000\.bin is damaged: its SHA-256 is not the one in the man"
+    ):
+        corpus.verify("train")
+    flip(pairs.folder / "train-00000.bin", 77)
+    corpus.verify()
+
+
+def test_preparing_again_mends_a_damaged_corpus(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = prepare([str(source)], out, "bytes").digest
+    flip(out / "train-00000.bin", 1000)
+    assert prepare([str(source)], out, "bytes").digest == before
+    assert Corpus.open(out).digest == before
+
+
+def test_a_corpus_of_an_earlier_version_states_no_sum_of_its_manifest(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = prepare([str(source)], out, "bytes").digest
+    stated = json.loads((out / "manifest.json").read_text())
+    del stated["sha256"]
+    (out / "manifest.json").write_text(json.dumps(stated, indent=2) + "\n")
+    assert Corpus.open(out).digest == before
+
+
+def test_a_corpus_with_a_damaged_manifest_is_not_taken_for_a_folder_of_text(
+    source: Path, tmp_path: Path
+) -> None:
+    prepare([str(source)], tmp_path / "out", "bytes")
+    assert is_corpus(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").write_text("{")
+    assert is_corpus(tmp_path / "out")
+    assert not is_corpus(tmp_path)
 
 
 def test_a_manifest_cannot_point_elsewhere(source: Path, tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unmask.data import folders
-from unmask.data.encoding import TOKENIZER, Progress, Request
+from unmask.data.encoding import TOKENIZER, TRAIN, Progress, Request
 from unmask.data.manifest import MANIFEST, Manifest, PrepareOptions
-from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends, join_given
+from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends, join_given, verify_files
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 
@@ -47,17 +47,30 @@ class Corpus:
     tokenizer: Tokenizer
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> Corpus:
-        """Read a corpus folder, whose files must all be there in full; `verify` their SHA-256 too."""
+    def open(cls, folder: str | os.PathLike[str], *, verify: bool = True) -> Corpus:
+        """Read a corpus folder, whose files must all be there in full, and as they were written.
+
+        Without `verify`, the SHA-256 of the ids is not looked at: for those who will not read them, or who
+        have somebody else do it.
+        """
         path = Path(folder)
         manifest = Manifest.read(path)
         itemsize = np.dtype(manifest.dtype).itemsize
         for split in manifest.splits:
             for numbers in split.by_document:
-                numbers.check(path, END_DTYPE.itemsize, contents=verify)
+                numbers.check(path, END_DTYPE.itemsize)
             for shard in split.shards:
-                shard.check(path, itemsize, contents=verify)
-        return cls(path, manifest, _read_tokenizer(path, manifest))
+                shard.check(path, itemsize)
+        corpus = cls(path, manifest, _read_tokenizer(path, manifest))
+        if verify:
+            corpus.verify()
+        return corpus
+
+    def verify(self, *splits: str) -> None:
+        """Refuse damaged ids by the name of their file: of these splits, or of all."""
+        wanted = [split for split in self.manifest.splits if not splits or split.name in splits]
+        records = [record for split in wanted for record in (*split.by_document, *split.shards)]
+        verify_files(self.folder, records)
 
     @property
     def vocab(self) -> Vocab:
@@ -84,11 +97,15 @@ class Corpus:
 
 
 def is_corpus(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder is a prepared corpus (and not one of text that happens to hold a manifest)."""
+    """Whether the folder is a prepared corpus (and not one of text that happens to hold a manifest).
+
+    One whose manifest is damaged is one, too: it is to be refused, not read as text.
+    """
+    path = Path(folder)
     try:
-        Manifest.read(Path(folder))
+        Manifest.read(path)
     except ValueError:
-        return False
+        return (path / MANIFEST).is_file() and (path / f"{TRAIN}.ends.bin").is_file()
     return True
 
 
@@ -158,7 +175,7 @@ def _prepare_whole(request: Request, path: Path, progress: Progress | None) -> C
         _check_replaceable(path)
         with folders.replacing(path, alone) as fresh:
             request.write(fresh, progress)
-    return Corpus.open(path)
+    return Corpus.open(path, verify=False)  # as it was written just now
 
 
 def _prepare_part(request: Request, path: Path, shard: tuple[int, int], progress: Progress | None) -> Corpus:
@@ -170,7 +187,7 @@ def _prepare_part(request: Request, path: Path, shard: tuple[int, int], progress
         with folders.exclusive(part) as alone, folders.replacing(part, alone) as fresh:
             request.write(fresh, progress)
             (path / MANIFEST).unlink(missing_ok=True)  # it would list files that are about to go
-        corpus = Corpus.open(part)
+        corpus = Corpus.open(part, verify=False)  # as it was written just now
     every = [path / f"part-{i}-of-{n}" for i in range(n)]
     return _already_joined(path, every) or _join_if_complete(path, every) or corpus
 
@@ -188,7 +205,8 @@ def _join_if_complete(path: Path, parts: list[Path]) -> Corpus | None:
 def _already_joined(path: Path, parts: list[Path]) -> Corpus | None:
     """The joined corpus, if it is of these parts as they are now."""
     try:
-        joined, each = Corpus.open(path), [Corpus.open(part) for part in parts]
+        joined = Corpus.open(path, verify=False)  # its parts were, or will be when they are asked for
+        each = [Corpus.open(part, verify=False) for part in parts]
     except ValueError:
         return None
     now = {name: _joined_shards(each, name) for name in each[0].splits}

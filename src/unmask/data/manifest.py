@@ -15,6 +15,8 @@ FORMAT = "unmask-corpus-2"
 """Changes whenever the same request would give other files."""
 
 MANIFEST = "manifest.json"
+SEAL = "sha256"
+"""The field of the manifest that holds the SHA-256 of the manifest without it."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,11 @@ class Manifest:
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
     def write(self, file: Path) -> None:
-        """As JSON."""
-        file.write_text(json.dumps(to_json(self), indent=2) + "\n", encoding="utf-8")
+        """As JSON, with the SHA-256 of all that stands there beside it."""
+        plain = json.dumps({**to_json(self), SEAL: ""}, indent=2) + "\n"
+        empty = f'"{SEAL}": ""'
+        sealed = f'{empty[:-1]}{_sha256(plain.encode())}"'
+        file.write_text(sealed.join(plain.rsplit(empty, 1)), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -95,14 +100,24 @@ class Manifest:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; `unmask prepare` makes a corpus folder")
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            written = file.read_bytes()
+            data = json.loads(written.decode())
         except FileNotFoundError:
             raise ValueError(f"{folder} is not a prepared corpus: it has no {MANIFEST}") from None
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"{file} is not in the format {FORMAT!r} that is known here; prepare it again")
+        seal = data.pop(SEAL, None)  # which corpora of earlier versions lack
         manifest: Manifest = from_json(cls, data, str(file))
+        if seal is not None and seal != _sha256(written.replace(str(seal).encode(), b"")):
+            raise ValueError(
+                f"{file} is damaged: its SHA-256 is not the one that it states; prepare it again"
+            )
         return manifest
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
