@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from unmask.cli import COMMANDS
+from unmask.recipes import RECIPES
+from unmask.sampling import BY_NAME
 
 ASK = """
 source "$1"; shift
@@ -41,6 +43,13 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["infill", "--tem"], {"--temperature"}),
         (["sample", "runs/demo", "--wa"], {"--watch"}),
         (["train", "stdlib-tiny", "--objective", "se"], {"sedd"}),
+        (["train", "stdlib-tiny", "--objective", ""], {"mdlm", "d3pm", "sedd", "ar", "block"}),
+        (["train", ""], set(RECIPES)),
+        (["train", "stdlib-tiny", "--show", "--obj"], {"--objective"}),
+        (["sample", "runs/demo", "--sampler", ""], {"default", *BY_NAME}),
+        (["judge", "runs/demo", "--samplers", "ancestral", "conf"], {"confidence"}),
+        (["sample", "runs/demo", "--sampler", "confidence", "nothing-like-it"], {""}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
         ([""], {*COMMANDS, "-h", "--help"}),
     ],
 )
@@ -63,7 +72,7 @@ def test_bash_completes_files_where_there_is_nothing_else(script: Path) -> None:
 def test_other_shells_get_a_script_too(shell: str, command: Callable[..., Any]) -> None:
     made = command("completion", shell)
     assert made.code == 0
-    assert all(re.search(rf"\b{name}\b", made.out) for name in COMMANDS)
+    assert all(re.search(rf"\b{name}\b", made.out) for name in (*COMMANDS, *RECIPES, *BY_NAME))
 
 
 def test_an_unknown_shell_is_refused(command: Callable[..., Any]) -> None:

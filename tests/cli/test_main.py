@@ -79,14 +79,6 @@ def test_a_mistyped_command_is_one_sentence(command: Callable[..., Any]) -> None
     assert shown.err.count("\n") == 1
 
 
-def test_a_mistyped_option_is_explained_on_less_than_a_screen(command: Callable[..., Any]) -> None:
-    shown = command("sample", "runs/demo", "--lenght", "3")
-    assert (shown.code, shown.out) == (2, "")
-    assert "--lenght" in shown.err
-    assert "--length" in shown.err
-    assert shown.err.count("\n") < 24
-
-
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [

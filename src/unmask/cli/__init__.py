@@ -6,6 +6,7 @@ Help must come at once: only the command that was asked for is imported, and tor
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -45,7 +46,7 @@ Commands:
 {commands}
 
 `unmask COMMAND --help` shows the options and examples of a command.
-`source <(unmask completion bash)` completes commands and options (bash, zsh or fish).
+`source <(unmask completion bash)` completes commands, options and names (bash, zsh or fish).
 
 Exit codes: 0 done; 1 failure; 2 bad input, told in one sentence; 3 a signal stopped training, which goes
 on when the same command is given again; 130 interrupted. UNMASK_TRACEBACK=1 shows where a failure was."""
@@ -103,10 +104,15 @@ def _run(arguments: list[str]) -> None:
 
         print(f"unmask {__version__}")
     else:
-        import tyro
+        from unmask.cli.helping import help_text
+        from unmask.cli.parsing import HELP as ASKED
+        from unmask.cli.parsing import parse
 
         called = function(command)
-        tyro.cli(called, prog=f"unmask {command}", args=rest, config=(tyro.conf.FlagCreatePairsOff,))
+        if set(ASKED) & set(itertools.takewhile(lambda word: word != "--", rest)):
+            print(help_text(command, called))
+        else:
+            called(**parse(command, called, rest))
 
 
 def _help() -> str:

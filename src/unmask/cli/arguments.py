@@ -11,22 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import tyro
-
+from unmask.cli.signature import Option, Positional
 from unmask.config import did_you_mean
 
 if TYPE_CHECKING:
     from unmask.model import LanguageModel
 
-Model = Annotated[Path, tyro.conf.Positional]
-Text = Annotated[str, tyro.conf.Positional]
-Texts = Annotated[tuple[str, ...], tyro.conf.Positional]
-Number = Annotated[int, tyro.conf.arg(aliases=["--count"])]
+Model = Annotated[Path, Positional()]
+Text = Annotated[str, Positional()]
+Texts = Annotated[tuple[str, ...], Positional()]
+Recipe = Annotated[str, Positional(), Option(words="unmask.recipes:RECIPES")]
+Number = Annotated[int, Option(aliases=("--count",))]
 """torchrun takes --n for an option of its own, cut short; hence the other name."""
-Json = Annotated[bool, tyro.conf.arg(name="json", help="Print one JSON object instead of text.")]
+Json = Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")]
 
 Out = Annotated[
-    Path | None, tyro.conf.arg(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
+    Path | None, Option(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
 ]
 
 T = TypeVar("T")

@@ -1,17 +1,21 @@
-"""Completion of commands and options in a shell."""
+"""Completion of commands, options and names in a shell.
+
+The scripts hold all words themselves: nothing is started while somebody types.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+import shlex
+from importlib import import_module
+from typing import Annotated, Literal
 
-import tyro
+from unmask.cli.signature import Argument, Positional, arguments
 
-Shell = Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+Shell = Annotated[Literal["bash", "zsh", "fish"], Positional()]
 
 
 def completion(shell: Shell) -> None:
-    """Print a script that completes commands and options in your shell.
+    """Print a script that completes commands, options and names in your shell.
 
     For example:
       unmask completion bash > ~/.local/share/bash-completion/completions/unmask
@@ -23,20 +27,88 @@ def completion(shell: Shell) -> None:
     """
     from unmask.cli import COMMANDS, function
 
-    print_script({name: function(name) for name in COMMANDS}, shell)
+    known = {name: arguments(function(name)) for name in COMMANDS}
+    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](known))
 
 
-def print_script(commands: Mapping[str, Callable[..., Any]], shell: str) -> None:
-    """The script of all commands together; parsing them is tyro's, and so is knowing them."""
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            dict(commands),
-            prog="unmask",
-            args=["--tyro-print-completion", shell],
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-    except SystemExit as stop:  # tyro prints the script and leaves
-        if stop.code:
-            raise
-    if shell == "bash":  # tyro's script knows no files; where it knows nothing, bash is to look for them
-        print("complete -o default $(complete -p unmask | sed 's/^complete //')")
+def offered(argument: Argument) -> list[str]:
+    """What may be written for an argument, as far as that is a list of names."""
+    if argument.words is None:
+        return list(argument.choices)
+    module, _, mapping = argument.words.partition(":")
+    return list(getattr(import_module(module), mapping))
+
+
+def _options(known: list[Argument]) -> list[str]:
+    return [*(name for each in known if not each.positional for name in each.names), "-h", "--help"]
+
+
+def _bash(known: dict[str, list[Argument]]) -> str:
+    lines = [
+        "_unmask() {",
+        '  local cur="${COMP_WORDS[COMP_CWORD]}" words="" options="" option="" after=0 free=0 i',
+        "  COMPREPLY=()",
+        "  if ((COMP_CWORD == 1)); then",
+        f'    COMPREPLY=($(compgen -W {_quoted([*known, "-h", "--help"])} -- "$cur")); return',
+        "  fi",
+        "  for ((i = 2; i < COMP_CWORD; i++)); do",
+        '    case "${COMP_WORDS[i]}" in',
+        '      --*) option="${COMP_WORDS[i]}"; after=0;;',
+        '      *) ((after += 1)); [[ -z "$option" ]] && ((free += 1));;',
+        "    esac",
+        "  done",
+        '  case "${COMP_WORDS[1]}" in',
+    ]
+    for name, each in known.items():
+        lines.append(f"    {name}) options={_quoted(_options(each))}")
+        cases = []
+        for argument in each:
+            if argument.positional:
+                continue
+            # A flag, and an option that has its values, say nothing of what follows.
+            ended = "" if argument.count is None else f"((after >= {argument.count})) || "
+            words = _quoted(offered(argument))
+            cases.append(f"        {'|'.join(argument.names)}) {ended}words={words};;")
+        if cases:
+            lines += ['      case "$option" in', *cases, "      esac"]
+        for place, argument in enumerate(argument for argument in each if argument.positional):
+            if offered(argument):
+                lines.append(
+                    f'      [[ -z "$option" ]] && ((free == {place})) && words={_quoted(offered(argument))}'
+                )
+        lines.append("      ;;")
+    lines += [
+        "  esac",
+        '  [[ "$cur" == -* ]] && words="$options"',
+        '  COMPREPLY=($(compgen -W "$words" -- "$cur"))',
+        "}",
+        "complete -o default -F _unmask unmask",
+    ]
+    return "\n".join(lines)
+
+
+def _zsh(known: dict[str, list[Argument]]) -> str:
+    """By the same function: zsh reads bash's completions."""
+    return f"#compdef unmask\nautoload -U +X bashcompinit && bashcompinit\n{_bash(known)}"
+
+
+def _fish(known: dict[str, list[Argument]]) -> str:
+    lines = ["complete -c unmask -e"]
+    lines += [f"complete -c unmask -f -n __fish_use_subcommand -a {name}" for name in known]
+    for name, each in known.items():
+        inside = f"complete -c unmask -n '__fish_seen_subcommand_from {name}'"
+        for argument in each:
+            words = offered(argument)
+            names = " ".join(f"-l {option.removeprefix('--')}" for option in argument.names)
+            described = f"-d {shlex.quote(argument.help.partition('.')[0])}"
+            if argument.positional and words:
+                lines.append(f"{inside} -a {_quoted(words)}")
+            elif not argument.positional:
+                takes = "" if argument.count == 0 else " -r"
+                from_list = f" -f -a {_quoted(words)}" if words else ""
+                lines.append(f"{inside} {names}{takes}{from_list} {described}")
+    return "\n".join(lines)
+
+
+def _quoted(words: list[str]) -> str:
+    return shlex.quote(" ".join(words))

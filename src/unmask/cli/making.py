@@ -8,19 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
-from unmask.cli.arguments import Model, Text, Texts, load_model, named
+from unmask.cli.arguments import Model, Recipe, Texts, load_model, named
+from unmask.cli.signature import Option
 from unmask.config import from_json, override, to_json
 
 if TYPE_CHECKING:
     from unmask.experiment import Experiment
 
-Changes = Annotated[
-    tuple[tuple[str, ...], ...],
-    tyro.conf.UseAppendAction,
-    tyro.conf.arg(name="set", metavar="FIELD=VALUE ..."),
-]
+Changes = Annotated[tuple[tuple[str, ...], ...], Option(name="set", metavar="FIELD=VALUE", repeated=True)]
 ObjectiveName = Literal["mdlm", "d3pm", "sedd", "ar", "block"]
 
 
@@ -79,7 +74,7 @@ def prepare(
 
 
 def train(
-    recipe: Text,
+    recipe: Recipe,
     out: Path = Path("runs/train"),
     objective: ObjectiveName | None = None,
     sources: tuple[str, ...] = (),
@@ -113,7 +108,7 @@ def train(
         sources: Your own text instead of the recipe's.
         tokenizer: Another tokenizer than the recipe's.
         start: A model to go on from: a folder or a name on the hub. Its network, tokenizer and (unless
-        another one is named) objective are taken.
+            another one is named) objective are taken.
         low_rank: Learn only differences of so low a rank to the weights of --start.
         steps: Another number of steps.
         batch_size: Another global batch size.

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from unmask.cli.arguments import Json, Model, Number, Text, Texts, print_json, shared_model
+from unmask.cli.signature import Inline
 
 if TYPE_CHECKING:
     from unmask.guidance import Guidance
@@ -106,7 +105,7 @@ class Writing:
 LARGE = 10_000_000
 """Parameters from which on it is worth a fifth of a second to find out what the machine is good at."""
 
-Written = Annotated[Writing, tyro.conf.arg(name="")]
+Written = Annotated[Writing, Inline()]
 
 
 def sample(
