@@ -80,9 +80,9 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def read_curves(run: Path) -> Curves:
-    """`metrics.jsonl`; a last line that is still being written is left out."""
+    """`metrics.jsonl`; lines that are damaged, or still being written, are left out."""
     path = run / METRICS
-    lines = [_line(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = [_line(text) for text in path.read_text("utf-8", "replace").split("\n")] if path.exists() else []
     found = [line for line in lines if line is not None]
     bad = [line for line in found if "bad_batch" in line]
     steps = [line for line in found if "tokens_per_second" in line]

@@ -9,6 +9,7 @@ pickle of torch's: it is the run's private state, never something to share (expo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -23,53 +24,65 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from unmask.data.folders import sync
 from unmask.world import World
 
 MANIFEST, STATE = "manifest.json", "state.json"
+METADATA, TENSORS, WRITING = ".metadata", ".distcp", ".writing"
 NAME = re.compile(r"step-(\d{8})")
 
 
 def save(folder: Path, step: int, tensors: dict[str, Any], state: dict[str, Any], world: World) -> Path:
-    """Write the checkpoint of `step`; until it is whole, nothing of it is seen under its name."""
+    """Write the checkpoint of `step`: all of it or, if anything fails, nothing."""
     final = folder / f"step-{step:08d}"
     if not world.any(problem(final) is not None):
         return final
-    fresh = folder / f".{final.name}.writing"
+    fresh = folder / f".{final.name}{WRITING}"
     if world.first:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
     world.barrier()
     try:
-        with _alone(world) as alone:
-            dcp_save(tensors, checkpoint_id=fresh, no_dist=alone)
-    except CheckpointException as error:  # derives from BaseException, so nobody else would catch it
-        raise OSError(f"the checkpoint of step {step} could not be written: {_cause(error)}") from None
-    world.barrier()
-    if world.first:
-        (fresh / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        sums = {file.name: _sha256(file) for file in sorted(fresh.iterdir())}
-        (fresh / MANIFEST).write_text(json.dumps(sums, indent=2), encoding="utf-8")
-        for entry in [*fresh.iterdir(), fresh]:
-            _fsync(entry)
-        if final.exists():
-            shutil.rmtree(final)
-        fresh.rename(final)
-        _fsync(folder)
+        _write_tensors(fresh, final, tensors, world)
+        if world.first:
+            (fresh / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+            sums = {file.name: _sha256(file) for file in sorted(fresh.iterdir())}
+            (fresh / MANIFEST).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+            for entry in [*fresh.iterdir(), fresh]:
+                sync(entry)
+            _remove(final)
+            fresh.rename(final)
+            sync(folder)
+    except BaseException:
+        if world.first:
+            shutil.rmtree(fresh, ignore_errors=True)  # it may be what fills the disk
+        raise
     world.barrier()
     return final
 
 
 def rotate(folder: Path, keep: int) -> None:
-    """Delete the oldest, but only once the newest is verified, and never fewer than two are left."""
-    steps = sorted(_steps(folder))
-    excess = steps[: -max(2, keep)]
-    if excess and problem(folder / f"step-{steps[-1]:08d}") is None:
-        for step in excess:
-            shutil.rmtree(folder / f"step-{step:08d}")
+    """Delete the oldest: `keep` whole ones, and never fewer than two, are left.
+
+    One that is damaged does not count: it stays until there are enough whole ones that are newer.
+    """
+    whole = 0
+    for step in sorted(_steps(folder), reverse=True):
+        path = folder / f"step-{step:08d}"
+        if whole >= max(2, keep):
+            _remove(path)
+        elif problem(path) is None:
+            whole += 1
+
+
+def sweep(folder: Path) -> None:
+    """Delete what processes left that were killed while they were saving; nobody else may be at work."""
+    for entry in folder.glob(f".step-*{WRITING}"):
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest valid checkpoint, and what is wrong with the newer ones that had to be skipped."""
+    """The newest whole checkpoint, and what is wrong with the newer ones that had to be skipped."""
     skipped: list[str] = []
     for step in sorted(_steps(folder), reverse=True):
         path = folder / f"step-{step:08d}"
@@ -80,24 +93,68 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
+def set_aside(folder: Path, *others: str) -> Path | None:
+    """Move all checkpoints, and the `others` of these names, into a folder of their own in `folder`."""
+    found = [*(f"step-{step:08d}" for step in sorted(_steps(folder))), *others]
+    found = [name for name in found if os.path.lexists(folder / name)]
+    if not found:
+        return None
+    aside = next(each for n in itertools.count(1) if not (each := folder / f"aside-{n}").exists())
+    aside.mkdir()
+    for name in found:
+        (folder / name).rename(aside / name)
+    return aside
+
+
 def problem(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         sums = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        tensors = [file.name for file in path.glob(f"*{TENSORS}")]
+        needed = {STATE, METADATA, *(tensors or [f"__0_0{TENSORS}"])}
+        absent = sorted(needed - sums.keys() if isinstance(sums, dict) else needed)
+        if absent:
+            return f"{path / MANIFEST} is damaged: it says nothing of {absent[0]}"
         for name, expected in sums.items():
             if _sha256(path / name) != expected:
                 return f"{path / name} is damaged: its SHA-256 is not the one in {MANIFEST}"
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{path} is incomplete: {error}"
+    except FileNotFoundError as error:
+        return f"{path} is incomplete: {Path(error.filename).name} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{path} is damaged: {error}"
     return None
 
 
 def load(path: Path, tensors: dict[str, Any], world: World) -> dict[str, Any]:
     """Read a checkpoint into the given tensors, in place; returns the numbers."""
-    with _alone(world) as alone:
-        dcp_load(tensors, checkpoint_id=path, no_dist=alone)
+    try:
+        with _alone(world) as alone:
+            dcp_load(tensors, checkpoint_id=path, no_dist=alone)
+    except CheckpointException as error:
+        raise ValueError(f"{path} does not hold what this run needs: {_cause(error)}") from None
     state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
     return state
+
+
+def _write_tensors(fresh: Path, final: Path, tensors: dict[str, Any], world: World) -> None:
+    """Each rank its part; whoever fails, says why the checkpoint `final` could not be written."""
+    try:
+        with _alone(world) as alone:
+            dcp_save(tensors, checkpoint_id=fresh, no_dist=alone)
+    except CheckpointException as error:  # derives from BaseException, so nobody else would catch it
+        cause = _cause(error)
+        if isinstance(cause, OSError) and cause.errno is not None:
+            raise OSError(cause.errno, cause.strerror, str(final)) from None
+        raise OSError(f"{final} could not be written: {cause}") from None
+    world.barrier()
+
+
+def _remove(path: Path) -> None:
+    """Whatever it is; of a link only itself, and not what it leads to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 @contextmanager
@@ -109,7 +166,14 @@ def _alone(world: World) -> Iterator[bool]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    return next(iter(error.failures.values()))[0] if error.failures else error
+    """What went wrong on the first rank that failed, down to the file system's own words."""
+    cause: BaseException = next(iter(error.failures.values()))[0] if error.failures else error
+    inner: BaseException | None = cause
+    while inner is not None:
+        if isinstance(inner, OSError):
+            return inner
+        inner = inner.__cause__ or inner.__context__
+    return cause
 
 
 def _steps(folder: Path) -> Iterator[int]:
@@ -122,11 +186,3 @@ def _steps(folder: Path) -> Iterator[int]:
 def _sha256(file: Path) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _fsync(entry: Path) -> None:
-    handle = os.open(entry, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from unmask.data.folders import replacing_file
 from unmask.training.trackers import AnyTracker, Tracker
 
 HELD_OUT, ITS_ERROR = "valid_nats_per_token", "valid_standard_error"
@@ -41,7 +41,7 @@ class Log:
         if self.quiet:
             return self
         self._forget_after(self.resumed_at)
-        self.file = self.path.open("a", encoding="utf-8")
+        self.file = self.path.open("ab", buffering=0)  # what does not fit is told now, and not on closing
         for tracker in self.wanted:
             self.trackers[type(tracker).__name__] = tracker.open(self.path.parent, self.resumed_at)
         if sys.stderr.isatty():
@@ -120,24 +120,31 @@ class Log:
         return duration(taken / (step - self.resumed_at) * (self.steps - step))
 
     def _record(self, figures: dict[str, Any]) -> None:
-        if self.file is not None:
-            self.file.write(json.dumps(figures) + "\n")
-            self.file.flush()
+        if self.file is None:
+            return
+        try:
+            self.file.write((json.dumps(figures) + "\n").encode())
+        except OSError as error:  # which does not know the file's name
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def _forget_after(self, step: int) -> None:
-        """Drop what was logged after the checkpoint that the run goes on from (and a torn last line)."""
+        """Drop what was logged after the checkpoint that the run goes on from, and lines that are broken."""
         if not self.path.exists():
             return
-        kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError):
-                continue
-        fresh = self.path.with_suffix(".tmp")
-        fresh.write_text("".join(kept), encoding="utf-8")
-        os.replace(fresh, self.path)
+        lines = self.path.read_bytes().split(b"\n")
+        kept = [line + b"\n" for line in lines if (of := _step_of(line)) is not None and of <= step]
+        with replacing_file(self.path) as fresh:
+            fresh.write_bytes(b"".join(kept))
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step that a line is about; None if it was torn or damaged."""
+    try:
+        figures = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = figures.get("step") if isinstance(figures, dict) else None
+    return step if isinstance(step, int) else None
 
 
 def duration(seconds: float) -> str:

@@ -310,8 +310,9 @@ def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, flo
             stop = world.any(bool(asked))
             if last or stop or state.step % settings.save_every == 0:
                 run.save(folder)
-            if stop:
-                return last
+            if stop and not last:
+                log.say(f"saved at step {state.step}, stopping (give the same command again to go on)")
+                return False
     return True
 
 
