@@ -401,8 +401,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "manifest a list": (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json must hold a JSON"),
     "manifest with a lost file": (
-        lambda f: (f / "manifest.json").write_text('{"lost.bin": "00"}'),
-        r"incomplete: lost\.bin is missing",
+        lambda f: (f / "manifest.json").write_text(
+            '{"lost.json": "00", "config.json": "00", "model.safetensors": "00"}'
+        ),
+        r"incomplete: lost\.json is missing",
+    ),
+    "manifest that names nothing": (
+        lambda f: (f / "manifest.json").write_text("{}"),
+        r"manifest\.json is damaged: it does not name config\.json",
     ),
 }
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import reprlib
 import types
 from collections.abc import Iterable
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 JSON = Any
 T = TypeVar("T")
+
+LONGEST_SHOWN = 120
+"""Characters of a wrong value."""
 
 
 def to_json(value: Any) -> JSON:
@@ -52,7 +56,7 @@ def from_json(kind: Any, data: JSON, where: str = "config") -> Any:
     expected = " or ".join("None" if option is types.NoneType else _name(option) for option in options)
     names = [_name(part) for part in parts]
     hint = did_you_mean(data, names) if isinstance(data, str) and data not in names else ""
-    raise ValueError(f"{where} must be {expected}; got {data!r}{hint}")
+    raise ValueError(f"{where} must be {expected}; got {_shown(data)}{hint}")
 
 
 def override(config: T, *changes: str) -> T:
@@ -141,6 +145,14 @@ def _item_types(option: Any, length: int, where: str) -> list[Any]:
     return list(items)
 
 
+def _shown(data: JSON) -> str:
+    """What strangers wrote is shown in part: it may be long, or deep."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = LONGEST_SHOWN
+    text = short.repr(data)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
 def _name(option: Any) -> str:
     return getattr(option, "__name__", str(option))
 
@@ -156,7 +168,7 @@ def _part(parts: list[Any], data: dict[str, JSON], where: str) -> Any:
     name = data.get("kind", next(iter(names)) if len(names) == 1 else None)
     if not isinstance(name, str) or name not in names:
         raise ValueError(
-            f"{where} has kind {name!r}; known are {', '.join(names)}{did_you_mean(name, names)}"
+            f"{where} has kind {_shown(name)}; known are {', '.join(names)}{did_you_mean(name, names)}"
         )
     part = names[name]
     hints = get_type_hints(part)
@@ -178,6 +190,6 @@ def _check_field(part: Any, name: str, where: str) -> None:
     known = [field.name for field in dataclasses.fields(part)]
     if name not in known:
         raise ValueError(
-            f"{where} has an unknown field {name!r}; {_name(part)} has {', '.join(known)}"
+            f"{where} has an unknown field {_shown(name)}; {_name(part)} has {', '.join(known)}"
             f"{did_you_mean(name, known)}"
         )

@@ -30,6 +30,7 @@ from unmask.training import checkpoint
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
 from unmask.training.lowrank import LowRank, merge
+from unmask.untrusted import read_object
 from unmask.world import World
 
 WITHOUT_EFFECT = (
@@ -208,7 +209,7 @@ def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
     network: ModelConfig | None = None
     # Unless only differences to it were kept, the model that a run went on from need not be there any more.
     if (folder / NETWORK).exists() and experiment.low_rank is None:
-        stated = json.loads((folder / NETWORK).read_text(encoding="utf-8"))
+        stated = read_object(folder / NETWORK)
         network = from_json(ModelConfig, stated, str(folder / NETWORK))
     run = begin(experiment, corpus, World(), network)
     run.resume(newest)
@@ -283,11 +284,8 @@ def _log_frequencies(corpus: Corpus) -> torch.Tensor:
 
 def _stated(path: Path) -> dict[str, Any]:
     """What a run's folder says it is."""
-    try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(stated, dict) or not isinstance(stated.get("corpus"), str):
+    stated = read_object(path)
+    if not isinstance(stated.get("corpus"), str):
         raise ValueError(f"{path} is not what a run writes there: it does not say which corpus was used")
     return stated
 

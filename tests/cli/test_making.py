@@ -99,7 +99,7 @@ def test_a_file_stands_for_a_recipe(command: Command, tmp_path: Path) -> None:
     ("contents", "sentence"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("[1", "is not JSON: "),
+        ("[1", "is not valid JSON: "),
         ("[1]", "must be Experiment; got [1]"),
         ('{"backbone": {"widht": 3}}', ".backbone has an unknown field 'widht'"),
     ],

@@ -6,6 +6,7 @@ without it no such parameters exist, and it is a plain transformer. Its blocks m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 """What may stand between a block's two linear layers."""
 
+FARTHEST, MOST_HEADS, LONGEST = 1_000, 1_024, 1 << 24
+"""Beyond what any network needs; larger numbers are mistakes, or meant to do harm."""
+
 
 @dataclass(frozen=True)
 class TimeConditioning:
@@ -49,6 +53,8 @@ class TimeConditioning:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"the width of a time embedding must be at least 1; got {self.width}")
+        if not math.isfinite(self.scale):
+            raise ValueError(f"the scale of a time must be a finite number; got {self.scale}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,12 @@ class LocalStart:
             raise ValueError(f"taps must be odd, so that they have a middle; got {self.taps}")
         if not self.offsets:
             raise ValueError("a local start needs at least one offset to look at")
+        if max(map(abs, self.offsets)) > FARTHEST:
+            raise ValueError(
+                f"offsets are those of neighbours, at most {FARTHEST:,} away; got {self.offsets}"
+            )
+        if not math.isfinite(self.strength):
+            raise ValueError(f"strength must be a finite number; got {self.strength}")
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,10 @@ class Llama:
     def __post_init__(self) -> None:
         if self.hidden < 1:
             raise ValueError(f"the width of a gated network must be at least 1; got {self.hidden}")
+        if not 0 < self.eps < 1:
+            raise ValueError(
+                f"eps keeps a norm from dividing by 0: it must be above 0 and below 1; got {self.eps}"
+            )
         if self.kv_heads is not None and self.kv_heads < 1:
             raise ValueError(f"kv_heads must be at least 1; got {self.kv_heads}")
 
@@ -126,6 +142,9 @@ class DiTConfig:
         for name in ("width", "depth", "heads", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name, most in (("heads", MOST_HEADS), ("length", LONGEST)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most:,}; got {getattr(self, name):,}")
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width {self.width} must be an even multiple of the {self.heads} heads"
@@ -135,8 +154,8 @@ class DiTConfig:
             raise ValueError(f"activation must be {' or '.join(ACTIVATIONS)}; got {self.activation!r}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1); got {self.dropout}")
-        if not self.rotary_base > 0:
-            raise ValueError(f"rotary_base must be above 0; got {self.rotary_base}")
+        if not 0 < self.rotary_base < math.inf:
+            raise ValueError(f"rotary_base must be above 0 and finite; got {self.rotary_base}")
 
     def norm(self) -> nn.Module:
         """A norm of a block's inputs; a shift by adaLN takes the place of its own bias."""

@@ -21,6 +21,7 @@ from unmask.backbones.base import Backbone
 from unmask.backbones.masks import Beside, Order, Sight, sight
 from unmask.backbones.opened import Held, masks
 from unmask.types import Rows, Times, Tokens, Vocab
+from unmask.untrusted import parse_json
 
 PASSING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map", "use_cache")
 """What a config says of the file that it came from, and not of the network."""
@@ -60,7 +61,7 @@ class HuggingFace:
     def stated(self) -> dict[str, Any]:
         """What `config` says."""
         try:
-            stated = json.loads(self.config)
+            stated = parse_json(self.config.encode(), "config")
         except ValueError:
             stated = None
         return stated if isinstance(stated, dict) else {}

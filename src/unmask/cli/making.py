@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from unmask.cli.arguments import Model, Recipe, Texts, load_model, named
 from unmask.cli.signature import Option
 from unmask.config import from_json, override, to_json
+from unmask.untrusted import read_json
 
 if TYPE_CHECKING:
     from unmask.experiment import Experiment
@@ -199,12 +200,9 @@ def _experiment(recipe: str) -> Experiment:
     path = Path(recipe)
     if path.suffix != ".json":
         return named(RECIPES, recipe, "recipe")()
-    try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not path.exists():
+        raise ValueError(f"{path} cannot be read: No such file or directory")
+    stated = read_json(path)
     if isinstance(stated, dict):
         stated.pop("corpus", None)  # a run notes which text it saw; which one it takes is in `sources`
     experiment: Experiment = from_json(Experiment, stated, str(path))

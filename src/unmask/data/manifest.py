@@ -10,6 +10,7 @@ from pathlib import Path
 from unmask.config import from_json, to_json
 from unmask.data.shards import SplitRecord
 from unmask.data.sources import SourceOptions
+from unmask.untrusted import parse_json, read_bytes
 
 FORMAT = "unmask-corpus-2"
 """Changes whenever the same request would give other files."""
@@ -17,6 +18,8 @@ FORMAT = "unmask-corpus-2"
 MANIFEST = "manifest.json"
 SEAL = "sha256"
 """The field of the manifest that holds the SHA-256 of the manifest without it."""
+LARGEST = 1 << 28
+"""Bytes of a manifest, which names every file that the text came from."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,12 @@ class Manifest:
         file = folder / MANIFEST
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; `unmask prepare` makes a corpus folder")
+        if not file.exists():
+            raise ValueError(f"{folder} is not a prepared corpus: it has no {MANIFEST}")
         try:
-            written = file.read_bytes()
-            data = json.loads(written.decode())
-        except FileNotFoundError:
-            raise ValueError(f"{folder} is not a prepared corpus: it has no {MANIFEST}") from None
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
+            written = read_bytes(file, LARGEST)
+            data = parse_json(written, MANIFEST)
+        except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"{file} is not in the format {FORMAT!r} that is known here; prepare it again")

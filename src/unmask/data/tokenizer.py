@@ -18,7 +18,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from unmask.data.lookup import ByteLookup, CharacterLookup, Ids
 from unmask.data.words import WordLookup, representative
+from unmask.untrusted import read_bytes
 
+LARGEST = 64 << 20
+"""Bytes of a `tokenizer.json`: the largest that are published have half as many."""
 END_OF_TEXT = "<|endoftext|>"
 BROKEN = "\ufffd"
 """What bytes that are no UTF-8 are shown as."""
@@ -91,8 +94,9 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
         """Read a `tokenizer.json`."""
+        written = read_bytes(Path(path), LARGEST)
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_buffer(written))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path} is not a tokenizer.json that can be read: {error}") from None
 

@@ -55,6 +55,15 @@ def _known(name: str, choices: Mapping[str, T], what: str) -> T:
     return choices[name]
 
 
+def check_tokenizer(tokenizer: Tokenizer | None, vocab: Vocab) -> None:
+    """Refuse a tokenizer with ids that the model has not."""
+    if tokenizer is not None and tokenizer.size > vocab.size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.size} ids and the model only {vocab.size}:"
+            " they do not belong together"
+        )
+
+
 class LanguageModel:
     """A denoiser with its tokenizer: sample, infill and score text."""
 
@@ -64,11 +73,7 @@ class LanguageModel:
         tokenizer: Tokenizer | None = None,
         world: World = World(),  # noqa: B008
     ) -> None:
-        if tokenizer is not None and tokenizer.size > denoise.vocab.size:
-            raise ValueError(
-                f"the tokenizer has {tokenizer.size} ids and the model only {denoise.vocab.size}:"
-                " they do not belong together"
-            )
+        check_tokenizer(tokenizer, denoise.vocab)
         self.denoise = denoise
         self.tokenizer = tokenizer
         self.world = world

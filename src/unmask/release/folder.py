@@ -11,20 +11,26 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
 from unmask.data.folders import exclusive, replacing
 from unmask.data.tokenizer import Tokenizer
 from unmask.model import Denoiser, LanguageModel, ModelConfig
+from unmask.model.language import check_tokenizer
 from unmask.release import bd3lm, dream, huggingface, llada, mdlm
 from unmask.release.card import Facts, card
 from unmask.release.hub import fetched
-from unmask.release.weights import read_weights
+from unmask.release.layout import check_depth, shapes
+from unmask.release.weights import read_stored, read_weights, weight_files
+from unmask.untrusted import check_regular, read_object
 
 FORMAT = "unmask-1"
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
@@ -35,6 +41,11 @@ LAYOUTS = (bd3lm, llada, dream, mdlm)
 
 GPT2 = 50_257
 """Tokens of GPT-2's vocabulary."""
+
+HEAVY = (".safetensors", ".bin")
+"""How files of weights end."""
+LARGEST_TEXT = 64 << 20
+"""Bytes of a file that is no weights: the largest vocabularies have half as many."""
 
 OURS = {CONFIG, WEIGHTS, TOKENIZER, huggingface.TOKENIZER_CONFIG, MANIFEST, CARD}
 
@@ -57,26 +68,52 @@ def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> 
         raise ValueError(
             f"{path} is not a folder, nor a name on the hub; a model folder holds {CONFIG} and {WEIGHTS}"
         )
-    _verify(path)
-    config = _read_json(path / CONFIG)
+    _check_plain(path)
+    small, large = _sums(path)
+    _verify(path, small)
+    config = read_object(path / CONFIG)
     if _is_foreign(config):
-        return huggingface.load(path, config, tokenizer)
-    weights = read_weights(path)
-    if config.get("format") == FORMAT:
-        stated = {key: value for key, value in config.items() if key != "format"}
-        model_config: ModelConfig = from_json(ModelConfig, stated, str(path / CONFIG))
-    else:
-        model_config, weights = _layout(config, path).read(config, weights, str(path))
+        found = huggingface.read_tokenizer(path)
+        huggingface.check_sizes(config, read_stored(path), tokenizer or found[0], str(path))
+        _verify(path, large)
+        return huggingface.load(path, config, tokenizer, found)
+    # All that can be known to be wrong is, before numbers are read: of large models that takes minutes.
+    stored = read_stored(path)
+    with torch.device("meta"):
+        model_config, held = _converted(config, stored, path)
+    _compare(_expected(model_config, held, path), held, path)
+    if tokenizer is None and (path / TOKENIZER).exists():
+        tokenizer = Tokenizer.from_file(path / TOKENIZER)
+    elif tokenizer is None and not Path(folder).exists() and model_config.vocab.size == GPT2 + 1:
+        tokenizer = Tokenizer.from_hub("gpt2")  # which the authors of MDLM and BD3LM leave to be fetched
+    check_tokenizer(tokenizer, model_config.vocab)
+    _verify(path, large)
+    weights = _converted(config, read_weights(path), path)[1]
     try:
         denoise = model_config.build()
     except (RuntimeError, MemoryError):
         raise ValueError(f"{path / CONFIG} asks for a network that does not fit into memory") from None
-    _fit(denoise, weights, path)
-    if tokenizer is None and (path / TOKENIZER).exists():
-        tokenizer = Tokenizer.from_file(path / TOKENIZER)
-    elif tokenizer is None and not Path(folder).exists() and denoise.vocab.size == GPT2 + 1:
-        tokenizer = Tokenizer.from_hub("gpt2")  # which the authors of MDLM and BD3LM leave to be fetched
+    denoise.backbone.load_state_dict(weights, strict=False)
     return LanguageModel(denoise.eval(), tokenizer)
+
+
+def _converted(
+    config: dict[str, Any], weights: dict[str, Tensor], path: Path
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Our config and weights of a model in our layout or in a published one."""
+    if config.get("format") != FORMAT:
+        found: tuple[ModelConfig, dict[str, Tensor]] = _layout(config, path).read(config, weights, str(path))
+        return found
+    stated = {key: value for key, value in config.items() if key != "format"}
+    return from_json(ModelConfig, stated, str(path / CONFIG)), weights
+
+
+def _expected(config: ModelConfig, held: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
+    """The tensors of a network that has no more layers than the file; it is not built."""
+    if isinstance(config.backbone, DiTConfig):
+        check_depth(config.backbone.depth, held, str(path))
+        return shapes(config.backbone, config.vocab, str(path))
+    return huggingface.shapes(config.backbone, config.vocab, held, str(path))
 
 
 def _is_foreign(config: dict[str, Any]) -> bool:
@@ -145,7 +182,7 @@ def save(
 def _is_model(path: Path) -> bool:
     """Whether there is a model to replace: many programs have a config.json."""
     try:
-        config = _read_json(path / CONFIG)
+        config = read_object(path / CONFIG)
     except ValueError:
         return False
     known = {each.MODEL_TYPE for each in LAYOUTS}
@@ -183,7 +220,7 @@ def _keep_card(old: Path, fresh: Path) -> None:
 def _is_generated(folder: Path) -> bool:
     """Whether the card is the one that `save` wrote."""
     try:
-        sums = _read_json(folder / MANIFEST)
+        sums = read_object(folder / MANIFEST)
     except ValueError:
         return False
     return sums.get(CARD) == _sha256(folder / CARD)
@@ -200,50 +237,53 @@ def _weights(denoise: Denoiser) -> dict[str, Tensor]:
     return tensors
 
 
-def _fit(denoise: Denoiser, weights: dict[str, Tensor], path: Path) -> None:
-    """Load the weights, every one of which must be there, expected, and of the right shape."""
-    expected = _weights(denoise)
-    for problem, names in (
-        ("lacks", expected.keys() - weights),
-        ("has the unknown", weights.keys() - expected),
-    ):
+def _compare(expected: Mapping[str, torch.Size], held: Mapping[str, Tensor], path: Path) -> None:
+    """Every tensor must be there, expected, of the right shape, and of a type that weights have."""
+    for problem, names in (("lacks", expected.keys() - held), ("has the unknown", held.keys() - expected)):
         if names:
             listed = ", ".join(sorted(names)[:3]) + (" and others" if len(names) > 3 else "")
             raise ValueError(f"{path / WEIGHTS} {problem} tensors {listed}; it does not fit its {CONFIG}")
-    for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape:
+    for name, tensor in held.items():
+        if tensor.shape != expected[name]:
             raise ValueError(
                 f"{path / WEIGHTS}: {name} has shape {list(tensor.shape)}"
-                f" where {CONFIG} asks for {list(expected[name].shape)}"
+                f" where {CONFIG} asks for {list(expected[name])}"
             )
-    denoise.backbone.load_state_dict(weights, strict=False)
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{path / WEIGHTS}: {name} has the type {tensor.dtype}, and weights are floating-point"
+            )
 
 
-def _verify(path: Path) -> None:
+def _check_plain(path: Path) -> None:
+    """Nothing in the folder is a device, a pipe or a socket, whoever is to read it."""
+    for entry in sorted(path.iterdir()):
+        if entry.exists() and not entry.is_dir():
+            size = check_regular(entry).st_size
+            if entry.suffix in (".json", ".txt", ".model") and size > LARGEST_TEXT:
+                raise ValueError(f"{entry} has {size:,} bytes, which is more than any such file needs")
+
+
+def _sums(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """What the manifest says of small files, and of those that hold weights."""
     if not (path / MANIFEST).exists():
-        return
-    for name, expected in _read_json(path / MANIFEST).items():
-        file = path / Path(name).name
-        if file.name == CARD:
-            continue
+        return {}, {}
+    sums = read_object(path / MANIFEST)
+    files = {CONFIG, *weight_files(path)}
+    if not files <= sums.keys():
+        raise ValueError(f"{path / MANIFEST} is damaged: it does not name {sorted(files - sums.keys())[0]}")
+    named = {Path(name).name: expected for name, expected in sums.items() if name != CARD}
+    large = {name: expected for name, expected in named.items() if Path(name).suffix in HEAVY}
+    return {name: expected for name, expected in named.items() if name not in large}, large
+
+
+def _verify(path: Path, sums: Mapping[str, str]) -> None:
+    for name, expected in sums.items():
+        file = path / name
         if not file.is_file():
             raise ValueError(f"{path} is incomplete: {name} is missing")
         if _sha256(file) != expected:
             raise ValueError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{file.parent} is incomplete: {file.name} is missing") from None
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{file} must hold a JSON object; got {type(data).__name__}")
-    return data
 
 
 def _sha256(file: Path) -> str:

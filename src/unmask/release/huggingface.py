@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from unmask.config import from_json, to_json
 from unmask.data.tokenizer import Tokenizer
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, AnyObjective
-from unmask.release.weights import read_weights
+from unmask.release.weights import distinct, read_weights
 from unmask.types import Vocab
+from unmask.untrusted import read_object
 
 OURS = "unmask"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -40,6 +41,17 @@ SPECIAL = {
     "eos_token": ("</s>", "<eos>", "<|endoftext|>"),
 }
 """What published vocabularies call their special tokens."""
+
+COUNTS = re.compile(r"(n|num|encoder|decoder)_(\w+_)?(layers?|blocks|stages|groups|experts)|depth|layers")
+"""What configs call the number of parts that a network is made of."""
+FEW_LAYERS = 64
+"""So many are believed of a network with fewer tensors: they may share them, as ALBERT's do."""
+LARGEST_NUMBER = 1 << 24
+"""Of any size of a network: the longest that is published reads ten million tokens."""
+MOST_NEW = 1024
+"""Tokens, such as the mask, that a network may be given beyond its own."""
+EPS = re.compile(r"norm\w*_eps")
+"""What configs call the number that keeps a norm from dividing by zero."""
 
 
 def reads(config: dict[str, Any]) -> bool:
@@ -58,13 +70,75 @@ def writes(model: LanguageModel) -> bool:
     return isinstance(model.denoise.config.backbone, HuggingFace)
 
 
-def load(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None = None) -> LanguageModel:
-    """A model of transformers from its folder; causal ones are opened, as far as the config says or all."""
-    own, mask = read_tokenizer(folder)
+def load(
+    folder: Path,
+    config: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    found: tuple[Tokenizer | None, int | None],
+) -> LanguageModel:
+    """A model of transformers from its folder; causal ones are opened, as far as the config says or all.
+
+    `found` is what `read_tokenizer` says of the folder.
+    """
+    own, mask = found
     said = config.get(OURS) if wrote(config) else {}
     with _refusing(str(folder)):
         network = _network(config, read_weights(folder), str(folder))
     return _model(network, tokenizer or own, _id(config, "mask_token_id", mask), said or {}, str(folder))
+
+
+def check_sizes(
+    config: dict[str, Any], stored: Mapping[str, Tensor], tokenizer: Tokenizer | None, where: str
+) -> None:
+    """Refuse a config whose network is not that of the stored tensors, or of the tokenizer, unbuilt."""
+    _check_numbers(config, len(stored), where)
+    size, rows = (
+        config.get("vocab_size"),
+        max((len(each) for each in stored.values() if each.ndim), default=0),
+    )
+    if type(size) is int and size > rows:
+        raise ValueError(f"{where}: config.json asks for {size:,} tokens, and no tensor has as many rows")
+    if tokenizer is not None and type(size) is int and tokenizer.size > size + MOST_NEW:
+        raise ValueError(
+            f"{where}: its tokenizer has {tokenizer.size:,} ids and the model only {size:,}:"
+            " they do not belong together"
+        )
+    with _refusing(where), torch.device("meta"):
+        stated = _stated_network(config)
+        network = getattr(transformers(), _class(config, where))._from_config(stated)
+    _check_elements(network, stored, where)
+
+
+def shapes(
+    backbone: HuggingFace, vocab: Vocab, stored: Mapping[str, Tensor], where: str
+) -> dict[str, torch.Size]:
+    """The tensors of a network in our own format, without the memory for them."""
+    _check_numbers(backbone.stated, len(stored), where)
+    with _refusing(where), torch.device("meta"):
+        network = backbone.build(vocab)
+    return {name: each.shape for name, each in distinct(network.state_dict(keep_vars=True)).items()}
+
+
+def _check_numbers(config: Mapping[str, Any], tensors: int, where: str) -> None:
+    """Refuse numbers that no network of so many tensors has: some libraries make a list as long as one."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_numbers(value, tensors, where)
+        if type(value) is int and COUNTS.fullmatch(key) and value > max(tensors, FEW_LAYERS):
+            raise ValueError(
+                f"{where}: config.json asks for {key} = {value:,}, and the weights are {tensors:,} tensors"
+            )
+        if type(value) is int and abs(value) > LARGEST_NUMBER and "theta" not in key and "base" not in key:
+            raise ValueError(f"{where}: config.json has {key} = {value:,}, which no network has")
+        if EPS.search(key) and type(value) in (int, float) and not 0 < value < 1:
+            raise ValueError(f"{where}: config.json has {key} = {value}, which must be above 0 and below 1")
+
+
+def _check_elements(network: Any, stored: Mapping[str, Tensor], where: str) -> None:
+    wanted = sum(each.numel() for each in distinct(dict(network.named_parameters())).values())
+    held = sum(each.numel() for each in stored.values())
+    if wanted > 2 * held:  # what exactly is missing is said once the rest has been read
+        raise ValueError(f"{where}: config.json asks for {wanted:,} weights, and the files hold {held:,}")
 
 
 def load_gguf(file: Path, tokenizer: Tokenizer | None = None) -> LanguageModel:
@@ -145,12 +219,9 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
 
 def _network(config: dict[str, Any], weights: dict[str, Tensor], where: str) -> Any:
     library = transformers()
-    if any(config.get(key) for key in ("is_encoder_decoder", "quantization_config")):
-        raise ValueError(f"{where} is a network with an encoder and a decoder, or quantised: not known here")
-    stated = {key: value for key, value in config.items() if key not in (OURS, "auto_map")}
     network, report = getattr(library, _class(config, where)).from_pretrained(
         None,
-        config=library.CONFIG_MAPPING[config["model_type"]].from_dict(stated),
+        config=_stated_network(config),
         state_dict=weights,
         dtype=torch.float32,
         attn_implementation=None,  # the library's own, whatever kernel to fetch the config names
@@ -160,8 +231,16 @@ def _network(config: dict[str, Any], weights: dict[str, Tensor], where: str) -> 
     return network
 
 
+def _stated_network(config: dict[str, Any]) -> Any:
+    """The library's own config object."""
+    stated = {key: value for key, value in config.items() if key not in (OURS, "auto_map")}
+    return transformers().CONFIG_MAPPING[config["model_type"]].from_dict(stated)
+
+
 def _class(config: dict[str, Any], where: str) -> str:
     """The name of its class: a masked or causal LM's, which it says or which its type has."""
+    if any(config.get(key) for key in ("is_encoder_decoder", "quantization_config")):
+        raise ValueError(f"{where} is a network with an encoder and a decoder, or quantised: not known here")
     from transformers.models.auto import modeling_auto
 
     kind, said = config["model_type"], set(config.get("architectures") or ())
@@ -189,15 +268,19 @@ def _model(
     causal = type(network).__name__ in _causal_classes()
     opened = said.get("opened", 1.0 if causal else None)
     objective: AnyObjective = MDLM()
+    size = network.get_input_embeddings().num_embeddings
     if said:
         vocab: Vocab = from_json(Vocab, said.get("vocab"), f"{where}: config.json's {OURS}.vocab")
         objective = from_json(AnyObjective, said.get("objective"), f"{where}: config.json's {OURS}.objective")
     else:
-        size = network.get_input_embeddings().num_embeddings
         mask = size if mask is None else mask
         ends = network.config.get_text_config().eos_token_id if causal else None
         end = next((i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)), -1)
         vocab = Vocab(max(size, mask + 1), mask, end if 0 <= end < size and end != mask else None)
+    if vocab.size > size + MOST_NEW:
+        raise ValueError(
+            f"{where}: a vocabulary of {vocab.size:,} ids is wanted, and the network has {size:,}"
+        )
     grow(network, vocab.size)
     backbone = HuggingFace.of(network.config, opened, said.get("length"))
     denoise = ModelConfig(vocab, backbone, objective).build()
@@ -230,8 +313,8 @@ def _stated_mask(folder: Path) -> str | None:
     """The mask token that the tokenizer's config names."""
     for name in (TOKENIZER_CONFIG, "special_tokens_map.json"):
         try:
-            stated = json.loads((folder / name).read_text(encoding="utf-8")).get("mask_token")
-        except (OSError, ValueError, AttributeError):
+            stated = read_object(folder / name).get("mask_token")
+        except ValueError:
             continue
         content = stated.get("content") if isinstance(stated, dict) else stated
         if isinstance(content, str):

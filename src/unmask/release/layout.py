@@ -4,6 +4,7 @@ names."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
+from unmask.release.weights import distinct
 from unmask.types import Vocab
 
 Default = TypeVar("Default")
@@ -66,10 +68,34 @@ def own(backbone: AnyBackbone) -> DiTConfig:
     return backbone
 
 
-def shapes(backbone: DiTConfig, vocab: Vocab) -> dict[str, torch.Size]:
-    """The tensors of a network, without the memory for them."""
-    with torch.device("meta"):
-        return {name: tensor.shape for name, tensor in backbone.build(vocab).state_dict().items()}
+def layers(config: Mapping[str, Any], key: str, where: str, weights: Mapping[str, Tensor]) -> int:
+    """How many blocks a network has: not more than there are tensors."""
+    depth = integer(config, key, where)
+    check_depth(depth, weights, where)
+    return depth
+
+
+def check_depth(depth: int, weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse more layers than there are tensors, before anything is made for each of them."""
+    if depth > len(weights):
+        raise ValueError(
+            f"{where}: config.json asks for {depth:,} layers, and the weights are {len(weights):,} tensors"
+        )
+
+
+def shapes(backbone: DiTConfig, vocab: Vocab, where: str) -> dict[str, torch.Size]:
+    """The tensors of a network, without the memory and the time for them: its blocks are all alike."""
+    try:
+        with torch.device("meta"):
+            network = replace(backbone, depth=1).build(vocab)
+    except RuntimeError:  # the number of elements of a tensor does not fit into 64 bits
+        raise ValueError(f"{where}: config.json asks for a network that no memory can hold") from None
+    expected: dict[str, torch.Size] = {}
+    for name, tensor in distinct(network.state_dict(keep_vars=True)).items():
+        block = name.removeprefix("blocks.0.")
+        same = [name] if block == name else [f"blocks.{i}.{block}" for i in range(backbone.depth)]
+        expected |= dict.fromkeys(same, tensor.shape)
+    return expected
 
 
 def renamed(

@@ -13,7 +13,7 @@ from unmask.backbones.dit import DiTConfig, Llama
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
-from unmask.release.layout import flag, index, integer, number, only, own, renamed, shapes
+from unmask.release.layout import flag, index, integer, layers, number, only, own, renamed, shapes
 from unmask.types import Vocab
 
 
@@ -77,7 +77,7 @@ class Layout:
         kv_heads = integer(config, keys.kv_heads, where, heads)
         backbone = DiTConfig(
             width=integer(config, keys.width, where),
-            depth=integer(config, keys.depth, where),
+            depth=layers(config, keys.depth, where, weights),
             heads=heads,
             length=integer(config, keys.length, where),
             dropout=0.0,
@@ -144,7 +144,7 @@ def fused(
     weights: Mapping[str, Tensor], names: Names, backbone: DiTConfig, vocab: Vocab, where: str
 ) -> dict[str, Tensor]:
     """The tensors of our network from published ones."""
-    expected = shapes(backbone, vocab)
+    expected = shapes(backbone, vocab, where)
     ours = renamed(weights, _table(names, backbone), _split_shapes(backbone, expected), where, names.kind)
     for i in range(backbone.depth):
         block = f"blocks.{i}"

@@ -19,7 +19,7 @@ from unmask.backbones.layers import TimeEmbedding
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion
-from unmask.release.layout import flag, integer, number, own, renamed, shapes
+from unmask.release.layout import flag, integer, layers, number, own, renamed, shapes
 from unmask.types import Vocab
 
 BLOCK = {
@@ -76,7 +76,8 @@ def converted(
     config: dict[str, Any], weights: dict[str, Tensor], where: str, objective: MDLM | BlockDiffusion
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """A published DiT as ours, with its modulation folded into plain weights if it is not told the time."""
-    size, depth, cond = (integer(config, key, where) for key in ("vocab_size", "n_blocks", "cond_dim"))
+    size, cond = (integer(config, key, where) for key in ("vocab_size", "cond_dim"))
+    depth = layers(config, "n_blocks", where, weights)
     timed = flag(config, "time_conditioning", where, False)
     backbone = DiTConfig(
         width=integer(config, "hidden_dim", where),
@@ -91,7 +92,7 @@ def converted(
     for i in range(depth):
         names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
     stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
-    ours = renamed(stripped, names, shapes(backbone, vocab), where, "an MDLM", IGNORED)
+    ours = renamed(stripped, names, shapes(backbone, vocab, where), where, "an MDLM", IGNORED)
     if timed:
         return ModelConfig(vocab, backbone, objective, tells_sigma=True), ours
     plain = replace(backbone, time=None)

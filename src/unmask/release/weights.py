@@ -1,29 +1,56 @@
-"""The tensors of a model folder, in one file or in many. Nothing that is read is ever executed."""
+"""The tensors of a model folder, in one file or in many. Nothing that is read is ever executed.
+
+`read_stored` says what the files hold, names, shapes and types, without reading the numbers.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
+
+from unmask.untrusted import LARGEST, check_regular, read_object
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 
+Reader = Callable[[Path], dict[str, Tensor]]
+
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""What safetensors calls the types of tensors that models are published in."""
+
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors, from safetensors or, if there are none, from a pickle that holds nothing but tensors."""
-    for name, reader in ((SAFE, _safe), (PICKLED, _pickled)):
-        if (folder / name).is_file():
-            return reader(folder / name)
-        if (folder / (name + INDEX)).is_file():
-            return _sharded(folder / (name + INDEX), reader)
-    raise ValueError(f"{folder} is incomplete: {SAFE} is missing")
+    tensors = _read(folder, {SAFE: _safe, PICKLED: _pickled})
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel() and not _finite(tensor):
+            raise ValueError(
+                f"the weights in {folder} are damaged: {name} holds numbers that are infinite or not a number"
+            )
+    return tensors
+
+
+def read_stored(folder: Path) -> dict[str, Tensor]:
+    """The same tensors on the device `meta`: what their files say of them, and no numbers."""
+    return _read(folder, {SAFE: _safe_header, PICKLED: _pickled_header})
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -36,14 +63,36 @@ def weight_files(folder: Path) -> list[str]:
     return []
 
 
-def _sharded(index: Path, reader: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+def distinct(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor once, under its first name: a tied head is the embedding."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if id(tensor) not in seen:
+            tensors[name] = tensor
+        seen.add(id(tensor))
+    return tensors
+
+
+def _read(folder: Path, readers: dict[str, Reader]) -> dict[str, Tensor]:
+    for name, reader in readers.items():
+        if (folder / name).exists():
+            check_regular(folder / name)
+            return reader(folder / name)
+        if (folder / (name + INDEX)).exists():
+            return _sharded(folder / (name + INDEX), reader)
+    raise ValueError(f"{folder} is incomplete: {SAFE} is missing")
+
+
+def _sharded(index: Path, reader: Reader) -> dict[str, Tensor]:
     """The tensors of the files that an index names, each of which must hold what it is said to."""
     where = _map(index)
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
         file = index.parent / name
-        if not file.is_file():
+        if not file.exists():
             raise ValueError(f"{index.parent} is incomplete: {name} is missing, which {index.name} names")
+        check_regular(file)
         held = reader(file)
         absent = [tensor for tensor, place in where.items() if place == name and tensor not in held]
         if absent:
@@ -54,17 +103,20 @@ def _sharded(index: Path, reader: Callable[[Path], dict[str, Tensor]]) -> dict[s
 
 def _map(index: Path) -> dict[str, str]:
     """Which file holds which tensor; files are in the folder itself, whatever a stranger's index says."""
-    try:
-        stated: Any = json.loads(index.read_text(encoding="utf-8"))
-        where = dict(stated["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{index} is not an index of weights: {type(error).__name__} {error}") from None
+    where = read_object(index).get("weight_map")
+    if not isinstance(where, dict):
+        raise ValueError(f"{index} is not an index of weights: it needs 'weight_map', files by tensor")
     for name in where.values():
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"{index} names {name!r}, which is not a file of its folder")
     if not where:
         raise ValueError(f"{index} names no tensors")
     return where
+
+
+def _finite(tensor: Tensor) -> bool:
+    """One pass, and no memory: the extremes of anything that is not finite are not, either."""
+    return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
 def _safe(file: Path) -> dict[str, Tensor]:
@@ -74,9 +126,42 @@ def _safe(file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
 
 
-def _pickled(file: Path) -> dict[str, Tensor]:
+def _safe_header(file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+    if length > LARGEST:
+        raise ValueError(
+            f"{file} is damaged or not a safetensors file: its header has {length:,} bytes,"
+            f" and {LARGEST:,} are enough"
+        )
     try:
-        held: Any = torch.load(file, map_location="cpu", weights_only=True)
+        with safe_open(file, "pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
+            said = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError, MemoryError) as error:
+        raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
+    for name, (_, kind) in said.items():
+        if kind not in TYPES:
+            raise ValueError(f"{file}: {name} has the type {kind}; known are {', '.join(TYPES)}")
+    return {
+        name: torch.empty(shape, dtype=TYPES[kind], device="meta") for name, (shape, kind) in said.items()
+    }
+
+
+def _pickled(file: Path) -> dict[str, Tensor]:
+    return _unpickled(file, "cpu")
+
+
+def _pickled_header(file: Path) -> dict[str, Tensor]:
+    return _unpickled(file, "meta")
+
+
+def _unpickled(file: Path, device: str) -> dict[str, Tensor]:
+    packed = zipfile.is_zipfile(file)  # as all are but old ones
+    if packed:
+        _check_unpacked(file)
+    try:
+        held: Any = torch.load(file, map_location=device, weights_only=True, mmap=packed and device == "meta")
     except Exception as error:  # of any kind: the reader of pickles trips over damage in many ways
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ValueError(
@@ -85,3 +170,14 @@ def _pickled(file: Path) -> dict[str, Tensor]:
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise ValueError(f"{file} must hold tensors by name, and nothing else")
     return dict(held)
+
+
+def _check_unpacked(file: Path) -> None:
+    """Torch never compresses what it saves: a file that unpacks to more than it holds is not its."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise ValueError(f"{file} is a damaged archive: {error}") from None
+    if size > file.stat().st_size:
+        raise ValueError(f"{file} would unpack to {size:,} bytes, more than it holds: torch saves none such")

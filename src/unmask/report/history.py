@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.untrusted import read_json
+
 METRICS, SETTINGS = "metrics.jsonl", "experiment.json"
 
 
@@ -73,7 +75,7 @@ def read_settings(run: Path) -> dict[str, Any]:
     path = run / SETTINGS
     if not path.is_file():
         raise ValueError(f"{run} is not the folder of a run: it has no {SETTINGS}")
-    settings = _json(path)
+    settings = read_json(path)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold the settings of an experiment; got {type(settings).__name__}")
     return settings
@@ -114,7 +116,7 @@ def read_judged(run: Path) -> tuple[Judged, ...]:
 
 
 def _judged(path: Path) -> list[Judged]:
-    whole = _json(path)
+    whole = read_json(path)
     entries = whole.get("judged") if isinstance(whole, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path} must hold what `unmask judge` writes: a list of measured samplers")
@@ -148,10 +150,3 @@ def _finite(value: Any) -> float | None:
     """A number that can be drawn, or None; words such as 'nan' are what a bad step logs."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if good else None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON that can be read: {error}") from None
