@@ -370,7 +370,7 @@ def test_a_sample_is_even_and_bounded() -> None:
 
 
 def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path: Path) -> None:
-    lines = [f"common words {i}" for i in range(100)]
+    lines = [f"common words {i}" for i in range(1000)]
     lines[12] = "zyzzyva " * 30  # the first document that is held out
     (tmp_path / "a.txt").write_text("\n".join(lines))
     corpus = prepare([str(tmp_path / "a.txt")], tmp_path / "out", "bpe:300", LINES)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unmask.data import formats, holdout
+from unmask.data import formats
 from unmask.data.formats import PIECE, Piece
-from unmask.data.holdout import HELD_BACK, LEAST, Placed, place
+from unmask.data.holdout import HELD_BACK, SHORT, Placed, place
 
 
 def corpus(sizes: list[int]) -> list[Piece]:
@@ -50,7 +50,8 @@ def test_both_splits_have_text_and_nothing_is_lost(sizes: list[int], wanted: flo
     assert sum(each.piece.ends for each in placed) == len(sizes)
     total = sum(len(piece.text) for piece in pieces)
     held_out = sum(len(each.piece.text) for each in placed if each.held_out)
-    assert held_out >= min(LEAST, total // 2) // 2
+    assert held_out >= 1
+    assert held_out >= int(wanted * total / 2) or held_out >= total // 2 - 1
     assert total - held_out >= 1
     for before, after in itertools.pairwise(placed):
         assert after.document == before.document + before.piece.ends
@@ -110,7 +111,42 @@ def test_following() -> None:
     assert not placed(1, True).follows(placed(0, True))
 
 
-def test_the_last_documents_are_held_out_whole_if_they_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdout, "LEAST", 100)
-    placed = list(place([Piece("x" * 60, True, "here")] * 8, 0.01))
-    assert [each.held_out for each in placed] == [False] * 6 + [True] * 2
+@pytest.mark.parametrize(("count", "size"), [(300, 14), (300, 60), (40, 14), (20, 900), (13, 30)])
+def test_few_short_pairs_are_held_out_as_asked_for(count: int, size: int) -> None:
+    """Once 1,024 characters were the least: 70 of 300 short pairs, where 15 were due."""
+    placed = list(place([Piece("x" * size, True, str(i), 4) for i in range(count)], 0.05))
+    assert sum(each.held_out for each in placed) == round(0.05 * count)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    sizes=st.lists(st.integers(2, 60) | st.integers(2, 5000), min_size=2, max_size=80),
+    wanted=st.floats(0.01, 0.5),
+    pairs=st.booleans(),
+)
+@example(sizes=[100] * 12 + [100_000] + [100] * 7, wanted=0.05, pairs=False)  # the 13th is the first chosen
+@example(sizes=[100] * 12 + [500] + [100] * 7, wanted=0.05, pairs=True)
+def test_a_small_corpus_is_off_by_one_document_at_most(sizes: list[int], wanted: float, pairs: bool) -> None:
+    placed = list(place([Piece("x" * size, True, str(i), int(pairs)) for i, size in enumerate(sizes)], wanted))
+    held_out = sum(len(each.piece.text) for each in placed if each.held_out)
+    due = min(wanted * sum(sizes), sum(sizes) // 2)
+    assert 0 < held_out <= due + max(sizes) + 1
+    assert held_out >= due / 2 - 1 or held_out >= due - max(sizes) - 1
+    if not pairs and max(sizes) > SHORT:  # which can be cut where it is right
+        assert held_out <= 2 * due + SHORT
+
+
+def test_sizes_that_follow_the_choice_do_not_lead_it_astray() -> None:
+    """The golden ratio's numbers choose every 13th, 34th, ... piece; here those are ten times as long."""
+    chosen = [each.held_out for each in place([Piece("x" * 1000, True, "")] * 4000, 0.05)]
+    for factor in (10, 0.1):
+        uneven = [Piece("x" * int(1000 * factor if each else 1000), True, "") for each in chosen]
+        placed = list(place(uneven, 0.05))
+        assert share(placed) == pytest.approx(0.05, abs=0.01)
+
+
+def test_a_short_document_is_held_out_whole_and_a_long_one_cut() -> None:
+    placed = list(place([Piece("x" * 60, True, "here")] * 4, 0.01))
+    assert [each.held_out for each in placed] == [False] * 3 + [True]
+    placed = list(place([Piece("x" * 10_000, True, "here")] * 2, 0.01))
+    assert [len(each.piece.text) for each in placed if each.held_out] == [200]

@@ -1,6 +1,7 @@
 """Which text is held out for validation: whole documents, and stretches of very long ones.
 
-Which ones follows from their number in the corpus alone, so every machine that prepares a part of it agrees.
+Which ones follows from their order and their sizes alone, so every machine that prepares a part of a corpus
+agrees.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 """The golden ratio's share of a turn: its multiples fill the circle more evenly than any other number's."""
 
 HELD_BACK = 2 * PIECE
-"""Characters at the end of the corpus that can still be moved to the validation split."""
+"""Characters at the end of the corpus that can still be moved from split to split."""
 
-LEAST = 1024
-"""Characters that are held out even if the share asks for less."""
+ASTRAY = 2
+"""So many times its longest document a corpus may have been off its share on the way, before it is brought
+back; the numbers of documents alone stay closer than that, but their sizes may not."""
+
+SHORT = 1024
+"""Characters of a document that is never cut if there is another one."""
 
 
 class Placed(NamedTuple):
@@ -37,48 +42,79 @@ class Placed(NamedTuple):
 def place(pieces: Iterable[Piece], share: float) -> Iterator[Placed]:
     """Every piece with its split: about `share` of the text is held out, evenly from the whole corpus.
 
-    If that gives less than half of what is due, the end of the corpus is held out too, so that any corpus
-    of a few words, or of two pairs, has both splits. Not more than half of it is ever due.
+    If that is off by more than the longest document, or gives less than half or more than twice of what is
+    due, the end of the corpus makes up for it: a corpus that fits into `HELD_BACK` never has more held out
+    than asked for and one document, and any of a few words, or of two pairs, has both splits. Not more than
+    half of it is ever due.
     """
     held: deque[Placed] = deque()
     waiting = total = held_out = document = 0
+    length = longest = 0  # of the document so far, and of all documents
     threshold = int(share * _TURN)
     for number, piece in enumerate(pieces, start=1):
-        placed = Placed(piece, number * _GOLDEN % _TURN < threshold, document)
-        document += piece.ends
         size = len(piece.text)
         total += size
+        length += size
+        longest = max(longest, length)
+        chosen = number * _GOLDEN % _TURN < threshold
+        if share:
+            excess = held_out - share * total
+            chosen = excess < -ASTRAY * longest or (chosen and excess + size <= ASTRAY * longest)
+        placed = Placed(piece, chosen, document)
+        if piece.ends:
+            document, length = document + 1, 0
         waiting += size
         held_out += size * placed.held_out
         held.append(placed)
         while len(held) > 2 and waiting - len(held[0].piece.text) >= HELD_BACK:
             waiting -= len(held[0].piece.text)
             yield held.popleft()
-    due = min(max(int(share * total), LEAST), total // 2) if share else 0
-    if 2 * held_out < due:
-        yield from _hold_out_end(list(held), due - held_out, total // 2 - held_out)
-    else:
-        yield from held
+    due = min(max(round(share * total), 1), total // 2) if share else 0
+    yield from _corrected(list(held), held_out, due, total, longest)
 
 
-def _hold_out_end(placed: list[Placed], due: int, most: int) -> list[Placed]:
-    """Hold out `due` more characters from the end, in whole pieces if that is not too much.
-
-    A pair is never cut; one that is more than the `most` that may be held out is passed over.
-    """
+def _corrected(placed: list[Placed], held_out: int, due: int, total: int, longest: int) -> list[Placed]:
+    """The end of the corpus, where more or less is held out if it is far from what is due."""
+    least, most = max(-(-due // 2), due - longest), min(2 * due, due + longest)
     for i in reversed(range(len(placed))):
-        if due <= 0:
+        size = len(placed[i].piece.text)
+        if held_out <= most:
             break
-        piece, held_out, document = placed[i]
+        if placed[i].held_out:
+            placed[i] = placed[i]._replace(held_out=False)
+            held_out -= size
+    if held_out >= least:
+        return placed
+    for i in reversed(range(len(placed))):  # whole pieces, as far as they fit
+        size = len(placed[i].piece.text)
+        if not placed[i].held_out and size <= due - held_out:
+            placed[i] = placed[i]._replace(held_out=True)
+            held_out += size
+    return placed if held_out >= least else _more(placed, due - held_out, total // 2 - held_out)
+
+
+def _more(placed: list[Placed], due: int, most: int) -> list[Placed]:
+    """Hold out about `due` more characters where no piece is so short: the end of the last long one.
+
+    A short document or a pair is not cut: of those that are not more than `most`, the one that comes closest
+    to what is due is held out whole.
+    """
+    free = [i for i in reversed(range(len(placed))) if not placed[i].held_out]
+    for i in free:
+        piece, _, document = placed[i]
         size = len(piece.text)
-        if held_out or (piece.given and size > most):
+        if piece.given or size <= due or (size <= SHORT and len(free) > 1):
             continue
-        if not piece.given and size > due and size > min(most, 2 * due):
-            stop = cut(piece.text, size - due, due // 2)
-            kept = Placed(Piece(piece.text[:stop], False, piece.origin), False, document)
-            placed[i : i + 1] = [kept, Placed(piece._replace(text=piece.text[stop:]), True, document)]
-            break
-        placed[i] = Placed(piece, True, document)
-        due -= size
-        most -= size
+        stop = cut(piece.text, size - due, due // 2)
+        kept = Placed(Piece(piece.text[:stop], False, piece.origin), False, document)
+        return [
+            *placed[:i],
+            kept,
+            Placed(piece._replace(text=piece.text[stop:]), True, document),
+            *placed[i + 1 :],
+        ]
+    fitting = [i for i in free if len(placed[i].piece.text) <= most]
+    if fitting:
+        best = min(fitting, key=lambda i: abs(len(placed[i].piece.text) - due))
+        placed[best] = placed[best]._replace(held_out=True)
     return placed
