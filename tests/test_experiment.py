@@ -123,7 +123,9 @@ def test_bad_input(
 def test_a_unigram_start_predicts_tokens_as_often_as_they_occur(source: Path, tmp_path: Path) -> None:
     """At once, and with no step taken: the loss of the first step is the text's entropy in bytes."""
     experiment = replace(tiny(source), unigram_start=True, objective=MDLM(exact_counts=True))
-    experiment = replace(experiment, training=replace(experiment.training, batch_size=64))  # for a steady mean
+    experiment = replace(
+        experiment, training=replace(experiment.training, batch_size=64)
+    )  # for a steady mean
     corpus = prepare_corpus(experiment, tmp_path / "run", World())
     run = begin(experiment, corpus, World())
     ids = corpus.splits["train"].read(0, corpus.splits["train"].tokens)

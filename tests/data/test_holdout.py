@@ -127,7 +127,9 @@ def test_few_short_pairs_are_held_out_as_asked_for(count: int, size: int) -> Non
 @example(sizes=[100] * 12 + [100_000] + [100] * 7, wanted=0.05, pairs=False)  # the 13th is the first chosen
 @example(sizes=[100] * 12 + [500] + [100] * 7, wanted=0.05, pairs=True)
 def test_a_small_corpus_is_off_by_one_document_at_most(sizes: list[int], wanted: float, pairs: bool) -> None:
-    placed = list(place([Piece("x" * size, True, str(i), int(pairs)) for i, size in enumerate(sizes)], wanted))
+    placed = list(
+        place([Piece("x" * size, True, str(i), int(pairs)) for i, size in enumerate(sizes)], wanted)
+    )
     held_out = sum(len(each.piece.text) for each in placed if each.held_out)
     due = min(wanted * sum(sizes), sum(sizes) // 2)
     assert 0 < held_out <= due + max(sizes) + 1

@@ -128,7 +128,12 @@ BAD: dict[str, tuple[AnyPairs, str, str, str]] = {
     "short": (P, "a.csv", "x,prompt,answer\n\n1,p\n", r"line 3 has 2 columns and so no column 3$"),
     "column": (PromptAnswer("q"), "a.tsv", "prompt\tanswer\n", "has no column 'q'; its first line has "),
     "column 0": (PromptAnswer("0", "1"), "a.tsv", "a\tb\n", r"^columns are counted from 1; got 0 for .*a\.t"),
-    "text": (P, "a.txt", "prompt", r"a\.txt has no columns to take pairs from; pairs come from \.jsonl, "),
+    "text": (
+        P,
+        "a.txt",
+        "prompt",
+        r"a\.txt has no columns to take pairs from; pairs come from \.json, \.jsonl, ",
+    ),
     "fasta": (C, "a.fa", ">x\nA", r"a\.fa has no columns to take pairs from; "),
     "no list": (C, "a.jsonl", '{"messages": 3}', "line 1 has int in 'messages' where a list of messages"),
     "no JSON": (C, "a.csv", "messages\nhello\n", "line 2 is not valid JSON in 'messages': "),

@@ -6,7 +6,9 @@ import importlib
 import json
 import os
 import sys
+import tracemalloc
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unmask.data import formats
+from unmask.data import formats, jsonrows, sequences
+from unmask.data.columns import PromptAnswer
 from unmask.data.formats import PIECE, Piece, cut, pieces
 from unmask.data.sources import SourceOptions, documents, identity, plain_size, stamp
 
@@ -40,8 +43,9 @@ def written(path: Path, contents: str | bytes) -> Path:
 
 
 def test_a_text_file_is_a_document(tmp_path: Path) -> None:
-    text = " two\r\n\nlines, naïve 漢字 \u2028 🙂\n"
+    text = " two\n\nlines, naïve 漢字 \u2028 🙂 \r a\n"
     assert texts(written(tmp_path / "a.txt", text)) == [text]
+    assert texts(written(tmp_path / "c.txt", text.replace("\n", "\r\n"))) == [text]
     assert texts(written(tmp_path / "b", b"\xef\xbb\xbf" + text.encode())) == [text]
 
 
@@ -99,11 +103,23 @@ def test_where_a_file_is_read_in_blocks_does_not_matter(
 ) -> None:
     fasta = written(tmp_path / "a.fa", ">one\nAC\nGT\n;c>c\n>two>\n\nACGT>\nA\n>t\nG")
     lines = written(tmp_path / "a.txt", "naïve\r\n\n漢字\n🙂 end")
+    whole = written(tmp_path / "b.txt", "\ufeff\ufeffa\r\nb\r\r\nc\r")
+    listed = written(
+        tmp_path / "a.json", ' [ {"text": "é\\u00e9"} , "a\\n\\"b", {"text": "c", "n": -12.5e3}\n]\n'
+    )
+    reads = written(tmp_path / "a.fq", "@r1 x\nACgt\nN\n+r1\n@II\nII\n\n@r2\n\n+\n\n@r3\r\nTT\r\n+\r\n+@\r\n")
     table = written(tmp_path / "a.csv", 'a,text\n1,"é\n2"\n3,x\n')
-    expected = texts(fasta, table), texts(lines, lines=True)
-    assert expected == (["ACGT", "ACGT>A", "G", "é\n2", "x"], ["naïve", "漢字", "🙂 end"])
-    monkeypatch.setattr(formats, "BLOCK", block)
-    assert (texts(fasta, table), texts(lines, lines=True)) == expected
+    expected = ["ACGT", "ACGT>A", "G", "é\n2", "x", "\ufeffa\nb\r\nc\r", "éé", 'a\n"b', "c", "ACGTN", "TT"]
+    in_lines = ["naïve", "漢字", "🙂 end"]
+    for size in (formats.BLOCK, block):
+        monkeypatch.setattr(formats, "BLOCK", size)
+        assert texts(fasta, table, whole, listed, reads) == expected
+        assert texts(lines, lines=True) == in_lines
+        for name in ("utf-16", "utf-16-be", "utf-8-sig", "cp1252", "shift_jis"):
+            text = "one\r\ntwo" if name == "shift_jis" else "naïve\r\nend"
+            assert texts(written(tmp_path / name, text.encode(name)), encoding=name) == [
+                text.replace("\r", "")
+            ]
 
 
 def test_gzip_around_everything(tmp_path: Path) -> None:
@@ -211,12 +227,12 @@ def test_several_sources_follow_on_one_another(tmp_path: Path) -> None:
 
 BAD = {
     "latin-1": ("a.txt", "caf\xe9".encode("latin-1"), r"a\.txt is not UTF-8: byte 0xe9 at offset 3 "),
-    "utf-16": ("a.txt", "text".encode("utf-16"), r"a\.txt is not UTF-8: byte 0xff at offset 0 "),
+    "utf-16": ("a.txt", "text".encode("utf-16"), r"UTF-8: byte 0xff at offset 0 .* --encoding utf-16\)$"),
     "cut": ("a.txt", "x漢".encode()[:-1], r"a\.txt is not UTF-8: byte 0xe6 at offset 1 "),
     "far": (
         "a.txt",
         "é".encode() * (1 << 20) + b"\xff",
-        r"a\.txt is not UTF-8: byte 0xff at offset 2097152 does not belong there$",
+        r"a\.txt is not UTF-8: byte 0xff at offset 2097152 does not belong there \(.* --encoding latin-1\)$",
     ),
     "nul": ("a.txt", b"text\0\xff", r"a\.txt is not text: it has a NUL byte at offset 4$"),
     "garbage": ("a.bin", bytes(range(256)) * 8, r"a\.bin is not text: it has a NUL byte at offset 0$"),
@@ -234,6 +250,47 @@ BAD = {
     "quotes": ("a.csv", b'text\n"a"b\n', r"a\.csv line 2 is not a row of a table: "),
     "open quote": ("a.csv", b'text\na\n"b\n', r"a\.csv line 3 is not a row of a table: "),
     "short row": ("a.csv", b"a,text\n1,2\n\n3\n", r"a\.csv line 4 has 1 columns and so no column 2$"),
+    "semicolons": ("a.csv", b"a;text\n1;2", r"a\.csv is separated by ';': say so with --delimiter ';'$"),
+    "tabs": ("a.csv", b"a\ttext\n1\t2", r"a\.csv is separated by 'tab': say so with --delimiter 'tab'$"),
+    "object": (
+        "a.json",
+        b'{"a":\n{"b": 1}}',
+        r"a\.json is neither a list of objects or texts, as .* nor JSON",
+    ),
+    "prose": ("a.json", b"some prose\n", r"a\.json is neither a list of objects or texts, as .* nor JSON l"),
+    "numbers": ("a.json", b'["a", 3]', r"a\.json item 2 must hold a JSON object; got int$"),
+    "open list": ("a.json", b'["a", "b"', r"a\.json item 2 is not valid JSON: a comma or \] must follow it"),
+    "open text": ("a.json", b'["a", "b', r"a\.json item 2 is not valid JSON: Unterminated string"),
+    "comma": ("a.json", b'["a",]', r"a\.json item 2 is not valid JSON: "),
+    "no comma": (
+        "a.json",
+        b'["a" "b"]',
+        r"a\.json item 1 is not valid JSON: a comma or \] must follow it; got",
+    ),
+    "two lists": (
+        "a.json",
+        b'["a"]["b"]',
+        r"a\.json is not valid JSON: it goes on after the end of its list$",
+    ),
+    "deep item": ("a.json", b"[" * 100_000, r"a\.json item 1 is not valid JSON: it is nested too deeply$"),
+    "item's field": ("a.json", b'[{"a": 1}]', r"a\.json item 1 has no field 'text'; it has 'a'$"),
+    "no fastq": ("a.fastq", b"\nACGT\n", r"a\.fastq is not FASTQ: line 2 does not start with '@'$"),
+    "no plus": ("a.fq", b"@a\nAC\n", r"a\.fq ends within the record of line 1: it has no line that starts "),
+    "next read": (
+        "a.fq",
+        b"@a\nAC\n@b\n",
+        r"a\.fq line 3 starts the next record where that of line 1 needs ",
+    ),
+    "few qualities": (
+        "a.fq",
+        b"@a\nACG\n+\nII",
+        r"a\.fq ends within the record of line 1: it has 2 qualities",
+    ),
+    "many qualities": (
+        "a.fq",
+        b"@a\nA\n+\nIII\n",
+        r"a\.fq line 4 has too many qualities: the record of line 1",
+    ),
     "fasta": ("a.fa", b"\nACGT\n>x\n", r"a\.fa is not FASTA: line 1 does not start with '>'$"),
     "no gzip": ("a.txt.gz", b"text", r"a\.txt\.gz is not a gzip file that can be read: "),
     "cut gzip": (
@@ -256,6 +313,90 @@ def test_bad_input_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
         texts(written(tmp_path / name, contents))
     assert str(error.value).startswith(str(tmp_path))
     assert "\n" not in str(error.value)
+
+
+def test_a_delimiter_is_named(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tsv"):
+        assert texts(written(tmp_path / name, "id;text\n1;a, b\n"), delimiter=";") == ["a, b"]
+    assert texts(written(tmp_path / "b.csv", 'id\ttext\n1\t"a\tb"\n'), delimiter="\t") == ["a\tb"]
+    for wrong in ("", ";;", '"', "\n"):
+        with pytest.raises(ValueError, match=r"^a delimiter is one character, as ; or a tab; got "):
+            SourceOptions(delimiter=wrong)
+
+
+def test_an_encoding_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.csv", "text\ncafé\n".encode("latin-1"))
+    assert texts(file, encoding="latin-1") == ["café"]
+    for wrong in ("latin-99", "base64", "rot13"):
+        with pytest.raises(
+            ValueError, match=f"^there is no encoding '{wrong}'; others than utf-8 are latin-1"
+        ):
+            SourceOptions(encoding=wrong)
+    with pytest.raises(
+        ValueError, match=r"a\.csv is not ascii: byte 0xe9 at offset 8 .* --encoding utf-8\)$"
+    ):
+        texts(file, encoding="ascii")
+    with pytest.raises(
+        ValueError, match=r"b\.txt is not utf-16: byte 0x.. at offset 4 does not belong there"
+    ):
+        texts(written(tmp_path / "b.txt", "\ufeffx".encode("utf-16-le") + b"\x00\xd8"), encoding="utf-16")
+    with pytest.raises(ValueError, match=r"c\.txt is not text: it has a NUL byte at offset 2$"):
+        texts(written(tmp_path / "c.txt", "x\0".encode("utf-16-le")), encoding="utf-16-le")
+
+
+def test_lists_of_json(tmp_path: Path) -> None:
+    rows = [{"text": "one\ntwo", "id": 1}, "bare", {"text": None}, {"text": "é"}]
+    for number, spaces in enumerate((None, 2)):
+        file = written(tmp_path / f"{number}.json", json.dumps(rows, indent=spaces))
+        assert texts(file) == ["one\ntwo", "bare", "é"]
+    assert texts(written(tmp_path / "b.json", '{"body": "b"}\n{"body": "c"}\n'), field="body") == ["b", "c"]
+    written(tmp_path / "b.json.gz", gzip.compress(b'["zipped"]'))
+    assert texts(tmp_path / "b.json.gz") == ["zipped"]
+    pairs = PromptAnswer("q", "a")
+    written(tmp_path / "c.json", '[{"q": "why", "a": "so"}]')
+    found = list(documents([str(tmp_path / "c.json")], SourceOptions(pairs=pairs)))
+    assert [piece.parts for piece in found] == [("why", "so")]
+    with pytest.raises(ValueError, match=r"0\.json item 1 has no field 'q'"):
+        list(documents([str(tmp_path / "0.json")], SourceOptions(pairs=pairs)))
+    with pytest.raises(
+        ValueError, match=r"d\.json item 1 is a text where an object with 'q', 'a' is expected$"
+    ):
+        list(documents([str(written(tmp_path / "d.json", '["x"]'))], SourceOptions(pairs=pairs)))
+
+
+def test_a_list_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = (text for text in chain(["["], repeat('{"text": "' + "x" * 1000 + '"},\n')))
+    records = jsonrows.json_file(endless, "endless")
+    next(records)
+    tracemalloc.start()
+    for _ in range(2000):
+        assert len(next(records)[1]["text"]) == 1000  # type: ignore[index]
+    assert tracemalloc.get_traced_memory()[1] < 200_000
+    tracemalloc.stop()
+    monkeypatch.setattr(jsonrows, "LONGEST_RECORD", 5000)
+    for wrong in ('[{"text": "', '["'):
+        with pytest.raises(ValueError, match=r"^endless item 1 has more than 5,000 characters$"):
+            next(jsonrows.json_file(chain([wrong], repeat("x" * 100)), "endless"))
+
+
+def test_a_line_of_json_is_not_longer_than_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(formats, "LONGEST_RECORD", 1000)
+    monkeypatch.setattr(formats, "BLOCK", 100)
+    long = "x" * 2000
+    for name, contents in {"a.jsonl": json.dumps({"text": long}), "a.csv": f"text\n{long}"}.items():
+        with pytest.raises(ValueError, match=rf"{name} line . has more than 1,000 characters$"):
+            texts(written(tmp_path / name, contents))
+    assert texts(written(tmp_path / "a.txt", long), lines=True) == [long]
+
+
+def test_reads(tmp_path: Path) -> None:
+    file = "@one x\nACgtN\n+\n@IIII\n@two\nTTT\nTT\n+two\n+++\n@@\n"
+    for name in ("a.fastq", "a.fq", "a.FASTQ"):
+        assert texts(written(tmp_path / name, file)) == ["ACGTN", "TTTTT"]
+    written(tmp_path / "a.fastq.gz", gzip.compress(file.encode()))
+    assert texts(tmp_path / "a.fastq.gz") == ["ACGTN", "TTTTT"]
+    origins = [piece.origin for piece in documents([str(tmp_path / "a.fq")], SourceOptions())]
+    assert origins == [f"{tmp_path / 'a.fq'} record of line {line}" for line in (1, 5)]
 
 
 def test_column_numbers_start_at_one(tmp_path: Path) -> None:
@@ -341,11 +482,11 @@ def test_a_stream_reads_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
             self.asked += size
             return b"word " * (size // 5)
 
-    for read in (formats.whole, formats.fasta):
+    for read in (formats.whole, sequences.fasta):
         endless: Any = Endless()
-        if read is formats.fasta:
+        if read is sequences.fasta:
             endless.read(0)
-            monkeypatch.setattr(formats, "_decoded", lambda handle, origin: _headed(handle))
+            monkeypatch.setattr(sequences, "decoded", lambda handle, *_: _headed(handle))
         stream = read(endless, "endless")
         for _ in range(50):
             assert isinstance(next(stream), Piece)

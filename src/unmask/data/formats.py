@@ -1,8 +1,9 @@
-"""One open file to documents: text, lines, FASTA; and what these and tables share.
+"""One open file to documents: text and lines; and what these, sequences and tables share.
 
 Everything is streamed: a document comes in pieces, so memory does not grow with a file or a document
 (but for a JSON line or a table's cell, which must be read whole). What cannot be text is refused in one
-sentence that names the file and the place in it.
+sentence that names the file and the place in it. Lines that end in carriage return and newline are read as
+if they ended in a newline, and a byte order mark is left out.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import importlib
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, BinaryIO, NamedTuple
 
 BLOCK = 1 << 20
 """Bytes read at a time."""
+
+LONGEST_RECORD = 1 << 28
+"""Characters of a JSON line, a JSON item or a table's line: more is refused before it fills the memory."""
+
+UTF8 = "utf-8"
 
 PIECE = 1 << 18
 """Characters of a piece: what one core encodes at a time, and the least that changes between splits."""
@@ -25,9 +29,6 @@ PIECE = 1 << 18
 # Where a document is cut, the best place first. After a newline between two written characters and before a
 # word, the tokens are the same as without the cut, for all pre-tokenizers in use.
 _CUTS = (re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
-
-_LINE_END = re.compile(r"\n")
-_BEFORE_HEADER = re.compile(r"\n(?=[>;])")
 
 
 class Piece(NamedTuple):  # which is made three times as fast as a frozen dataclass, and there are billions
@@ -47,22 +48,16 @@ class Piece(NamedTuple):  # which is made three times as fast as a frozen datacl
         return (self.text[: self.given], self.text[self.given :]) if self.given else (self.text,)
 
 
-def whole(handle: BinaryIO, origin: str) -> Iterator[Piece]:
+def whole(handle: BinaryIO, origin: str, encoding: str = UTF8) -> Iterator[Piece]:
     """One document: the file."""
-    return pieces(_decoded(handle, origin), origin)
+    return pieces(decoded(handle, origin, encoding), origin)
 
 
-def lines(handle: BinaryIO, origin: str) -> Iterator[Piece]:
+def lines(handle: BinaryIO, origin: str, encoding: str = UTF8) -> Iterator[Piece]:
     """One document a line; blank lines are none."""
-    for number, line in numbered_lines(handle, origin):
+    for number, line in numbered_lines(decoded(handle, origin, encoding)):
         if line.strip():
             yield from document(line, f"{origin} line {number}")
-
-
-def fasta(handle: BinaryIO, origin: str) -> Iterator[Piece]:
-    """One document a record: the sequence in upper case, without its header."""
-    for header, group in groupby(_sequences(handle, origin), key=itemgetter(0)):
-        yield from pieces((bases for _, bases in group), f"{origin} record of line {header}")
 
 
 def document(text: str, origin: str) -> Iterable[Piece]:
@@ -97,17 +92,23 @@ def cut(text: str, near: int, within: int) -> int:
     return near
 
 
-def numbered_lines(handle: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; only a newline, or carriage return and newline, ends a line."""
-    number = 0
+def numbered_lines(texts: Iterable[str], origin: str = "") -> Iterator[tuple[int, str]]:
+    """Numbered lines without their ends, of a text that comes in parts; only a newline ends a line.
+
+    If they are records of `origin`, one of more than LONGEST_RECORD characters is refused.
+    """
+    number = size = 0
     unfinished: list[str] = []
-    for text in _decoded(handle, origin):
+    for text in texts:
         first, *others = text.split("\n")
         unfinished.append(first)
+        size += len(first)
+        if origin and size > LONGEST_RECORD:
+            raise ValueError(f"{origin} line {number + 1} has more than {LONGEST_RECORD:,} characters")
         for line in others:
             number += 1
-            yield number, "".join(unfinished).removesuffix("\r")
-            unfinished = [line]
+            yield number, "".join(unfinished)
+            unfinished, size = [line], len(line)
     last = "".join(unfinished)
     if last:
         yield number + 1, last
@@ -150,50 +151,53 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
-def _sequences(handle: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
-    """Runs of bases, each with the line of its record's header; a line may be as long as a genome."""
-    line, header, in_header, new_line = 1, 0, False, True
-    for text in _decoded(handle, origin):
-        position = 0
-        while position < len(text):
-            start, opens = position, new_line and text[position] in ">;"
-            if opens and text[position] == ">":
-                header = line
-            in_header = in_header or opens
-            found = _LINE_END.search(text, position) if in_header else _BEFORE_HEADER.search(text, position)
-            position = found.end() if found else len(text)
-            if not in_header:
-                bases = "".join(text[start:position].split()).upper()
-                if bases and not header:
-                    raise ValueError(f"{origin} is not FASTA: line {line} does not start with '>'")
-                yield header, bases
-            line += text.count("\n", start, position)
-            new_line = text[position - 1] == "\n"
-            in_header = in_header and not new_line
+def check_encoding(name: str) -> None:
+    """Refuse what is not the name of an encoding of text."""
+    try:
+        known = codecs.lookup(name)
+        b"a".decode(name, "replace")  # which refuses those that are not of text, such as base64
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"there is no encoding {name!r}; others than {UTF8} are latin-1, cp1252, utf-16 and so on"
+        ) from None
+    if known.incrementaldecoder is None:
+        raise ValueError(f"the encoding {name!r} cannot be read in parts; choose another one")
 
 
-def _decoded(handle: BinaryIO, origin: str) -> Iterator[str]:
-    """The text of a UTF-8 file, without its byte order mark."""
-    offset, rest, final = 0, b"", False
+def decoded(handle: BinaryIO, origin: str, encoding: str = UTF8) -> Iterator[str]:
+    """The text of a file, without its byte order mark and carriage returns before newlines."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    offset, waiting, begun, final = 0, "", False, False
     while not final:
         block = handle.read(BLOCK)
         final = not block
-        data = rest + block
-        nul = data.find(0)
+        pending = len(decoder.getstate()[0])
         try:
-            text, used = codecs.utf_8_decode(data, "strict", final)
+            text = decoder.decode(block, final)
         except UnicodeDecodeError as error:
-            nul = error.start if nul < 0 else min(nul, error.start)
-            text, used = "", 0
-        if nul >= 0:
-            raise ValueError(_not_text(origin, offset + nul, data[nul]))
-        if offset == 0:
-            text = text.removeprefix("\ufeff")
-        yield text
-        rest, offset = data[used:], offset + used
+            raise ValueError(_not_text(origin, offset - pending, error, encoding)) from None
+        if "\0" in text:
+            before = len(text[: text.index("\0")].encode(encoding, "replace"))
+            raise ValueError(f"{origin} is not text: it has a NUL byte at offset {offset - pending + before}")
+        offset += len(block)
+        if not begun and text:
+            text, begun = text.removeprefix("\ufeff"), True
+        text, waiting = waiting + text, ""
+        if not final and text.endswith("\r"):  # what follows may be a newline
+            text, waiting = text[:-1], "\r"
+        yield text.replace("\r\n", "\n") if "\r" in text else text
 
 
-def _not_text(origin: str, offset: int, byte: int) -> str:
-    if byte == 0:
-        return f"{origin} is not text: it has a NUL byte at offset {offset}"
-    return f"{origin} is not UTF-8: byte 0x{byte:02x} at offset {offset} does not belong there"
+def _not_text(origin: str, start: int, error: UnicodeDecodeError, encoding: str) -> str:
+    """Why bytes from the offset `start` on are no text."""
+    data, place = error.object, error.start
+    nul = data.find(0, 0, place) if codecs.lookup(encoding).name == UTF8 else -1
+    if nul >= 0:
+        return f"{origin} is not text: it has a NUL byte at offset {start + nul}"
+    name = "UTF-8" if codecs.lookup(encoding).name == UTF8 else encoding
+    marked = start == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    other = "utf-16" if marked else "latin-1" if name == "UTF-8" else UTF8
+    return (
+        f"{origin} is not {name}: byte 0x{data[place]:02x} at offset {start + place} does not belong there"
+        f" (if it is text in another encoding, name that, as in --encoding {other})"
+    )

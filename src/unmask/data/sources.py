@@ -2,7 +2,9 @@
 
     stdlib                       the running Python's standard library, one document a file
     PATH                         a file, or all files of a folder: text, or by suffix
-                                 .jsonl .ndjson .csv .tsv .parquet .fa .fasta .fna, each also with .gz
+                                 .json (a list, or lines) .jsonl .ndjson .csv .tsv .parquet .arrow, FASTA (.fa
+                                 .fas .fasta .fna .ffn .frn .faa), FASTQ (.fq .fastq), each also with .gz; or
+                                 a folder of `save_to_disk` (its split `train`; PATH/SPLIT for others)
     hub:NAME[:CONFIG[:SPLIT]]    a data set of the hub, or a local data set folder
 
 Memory does not grow with the corpus. The same names over the same files give the same pieces everywhere.
@@ -28,12 +30,13 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 from unmask.data import formats
 from unmask.data.columns import AnyPairs, OneText, RowReading, documents_of
 from unmask.data.formats import Piece
-from unmask.data.tables import TABLES, json_lines
+from unmask.data.saved import SPLITS, saved_files
+from unmask.data.sequences import FASTA, FASTQ, fasta, fastq
+from unmask.data.tables import JSON, SEEKING, tables
 
 __all__ = ["Piece", "SourceOptions", "documents", "identity", "plain_size", "stamp"]
 
 STDLIB, HUB = "stdlib", "hub:"
-FASTA = (".fa", ".fasta", ".fna")
 
 Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Piece]]
 
@@ -45,25 +48,43 @@ class SourceOptions:
     lines: bool = False
     """In text files, every line is a document."""
     field: str = "text"
-    """The field of JSON lines that holds the text."""
+    """The field of JSON objects that holds the text."""
     column: str = "text"
-    """The column of csv, tsv, parquet and hub tables: its name; in csv and tsv without header, its number."""
+    """The column of csv, tsv, parquet, Arrow and hub tables: its name; in csv and tsv without header, its
+    number."""
     pairs: AnyPairs | None = None
     """A row is a prompt and an answer, found in these columns in place of `field` or `column`."""
+    encoding: str = formats.UTF8
+    """What the bytes of text, JSON, csv, tsv and sequence files stand for."""
+    delimiter: str | None = None
+    """What stands between the columns of csv and tsv; if not named, a comma and a tab."""
+
+    def __post_init__(self) -> None:
+        formats.check_encoding(self.encoding)
+        delimiter = self.delimiter
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+            raise ValueError(f"a delimiter is one character, as ; or a tab; got {delimiter!r}")
 
     def readers(self) -> dict[str, Reader]:
         """How a file with a suffix is read; other files are text."""
         fields = self.pairs or OneText(self.field)
-        tables = {
-            suffix: partial(documents_of, table=table, reading=fields if table is json_lines else self.row)
-            for suffix, table in TABLES.items()
+        rows = {
+            suffix: partial(documents_of, table=table, reading=fields if suffix in JSON else self.row)
+            for suffix, table in tables(self.encoding, self.delimiter).items()
         }
-        return {**tables, **dict.fromkeys(FASTA, _no_pairs if self.pairs else formats.fasta)}
+        return {
+            **rows,
+            **dict.fromkeys(FASTA, self._unpaired(fasta)),
+            **dict.fromkeys(FASTQ, self._unpaired(fastq)),
+        }
 
     def reader(self, suffix: str) -> Reader:
         """How a file with this suffix is read."""
-        text = formats.lines if self.lines else formats.whole
-        return self.readers().get(suffix, _no_pairs if self.pairs else text)
+        return self.readers().get(suffix, self._unpaired(formats.lines if self.lines else formats.whole))
+
+    def _unpaired(self, reader: Callable[..., Iterator[Piece]]) -> Reader:
+        """How a file without columns is read."""
+        return _no_pairs if self.pairs else partial(reader, encoding=self.encoding)
 
     @property
     def row(self) -> RowReading:
@@ -111,7 +132,7 @@ class _Files:
     def documents(self, options: SourceOptions) -> Iterator[Piece]:
         for file in self.files():
             suffix, zipped = _suffix(file)
-            with _opened(file, zipped, seekable=suffix == ".parquet") as handle:
+            with _opened(file, zipped, seekable=suffix in SEEKING) as handle:
                 yield from options.reader(suffix)(handle, str(file))
 
     def identity(self) -> str:
@@ -132,6 +153,9 @@ class _Files:
     def files(self) -> list[Path]:
         with _explained(self.path):
             if self.path.is_dir():
+                saved = saved_files(self.path)
+                if saved is not None:
+                    return saved
                 found = _walk(self.path, lambda name: not name.startswith("."))
                 if not found:
                     raise ValueError(f"the folder {self.path} holds no files")
@@ -241,7 +265,7 @@ def _no_pairs(_handle: BinaryIO, origin: str) -> Iterator[Piece]:
 
 def _refuse_pairs(origin: str) -> NoReturn:
     raise ValueError(
-        f"{origin} has no columns to take pairs from; pairs come from {', '.join(TABLES)} and {HUB}NAME"
+        f"{origin} has no columns to take pairs from; pairs come from {', '.join(tables())} and {HUB}NAME"
     )
 
 
@@ -255,7 +279,11 @@ def _source(name: str) -> _Files | _Stdlib | _Hub:
         raise ValueError(
             f"a hub data set is named {HUB}NAME, {HUB}NAME:CONFIG or {HUB}NAME:CONFIG:SPLIT; got {name}"
         )
-    return _Hub(dataset, config or None, split or "train")
+    split = split or "train"
+    if saved_files(Path(dataset), split) is not None:
+        path = Path(dataset)
+        return _Files(path / split if (path / SPLITS).exists() else path)
+    return _Hub(dataset, config or None, split)
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""One open file to the rows of a table: JSON lines, csv, tsv, parquet.
+"""One open file to the rows of a table: JSON, csv, tsv, parquet, Arrow.
 
 Rows are streamed; each must be read whole. What is no row is refused in one sentence that names the file and
 the place in it.
@@ -7,12 +7,20 @@ the place in it.
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
-from unmask.data.formats import extra, first_line, listed, numbered_lines
+from unmask.data.formats import (
+    UTF8,
+    decoded,
+    extra,
+    first_line,
+    listed,
+    numbered_lines,
+)
+from unmask.data.jsonrows import json_file, json_lines
 
 
 class Row(NamedTuple):
@@ -25,23 +33,36 @@ class Row(NamedTuple):
 Table: TypeAlias = Callable[[BinaryIO, str, Sequence[str]], Iterator[Row]]
 """An open file, its name and the wanted columns to rows."""
 
+JSON = {".json": json_file, ".jsonl": json_lines, ".ndjson": json_lines}
+"""How files of JSON objects are read, by suffix."""
 
-def json_lines(handle: BinaryIO, origin: str, fields: Sequence[str]) -> Iterator[Row]:
-    """A row a line: these fields of a JSON object."""
-    for number, line in numbered_lines(handle, origin):
-        if line.strip():
-            where = f"{origin} line {number}"
-            record = _json_object(line, where)
-            for field in fields:
-                if field not in record:
-                    raise ValueError(f"{where} has no field {field!r}; it has {listed(record)}")
-            yield Row(where, [record[field] for field in fields])
+SEEKING = (".parquet", ".arrow")
+"""Files that are not read from their beginning to their end."""
 
 
-def table(handle: BinaryIO, origin: str, columns: Sequence[str], dialect: dict[str, Any]) -> Iterator[Row]:
+def json_rows(
+    handle: BinaryIO, origin: str, fields: Sequence[str], suffix: str, encoding: str
+) -> Iterator[Row]:
+    """A row an object: these fields of it; a bare text in a list is the one field that is wanted."""
+    for where, record in JSON[suffix](decoded(handle, origin, encoding), origin):
+        if isinstance(record, str):
+            if len(fields) > 1:
+                raise ValueError(f"{where} is a text where an object with {listed(fields)} is expected")
+            yield Row(where, [record])
+            continue
+        for field in fields:
+            if field not in record:
+                raise ValueError(f"{where} has no field {field!r}; it has {listed(record)}")
+        yield Row(where, [record[field] for field in fields])
+
+
+def table(
+    handle: BinaryIO, origin: str, columns: Sequence[str], dialect: dict[str, Any], encoding: str = UTF8
+) -> Iterator[Row]:
     """The columns that the header names so; if all are numbers, they count from 1, without a header."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the library refuses texts of more than 128 kB
-    rows = csv.reader((f"{line}\n" for _, line in numbered_lines(handle, origin)), **dialect)
+    lines = numbered_lines(decoded(handle, origin, encoding), origin)
+    rows = csv.reader((f"{line}\n" for _, line in lines), **dialect)
     numbered = all(column.isdecimal() for column in columns)
     places = [_place(column, origin) for column in columns] if numbered else None
     while True:
@@ -58,16 +79,6 @@ def table(handle: BinaryIO, origin: str, columns: Sequence[str], dialect: dict[s
             if max(places) >= len(row):
                 raise ValueError(f"{where} has {len(row)} columns and so no column {max(places) + 1}")
             yield Row(where, [row[place] for place in places])
-
-
-def comma_separated(handle: BinaryIO, origin: str, columns: Sequence[str]) -> Iterator[Row]:
-    """A table with commas and quotes."""
-    return table(handle, origin, columns, {"strict": True})
-
-
-def tab_separated(handle: BinaryIO, origin: str, columns: Sequence[str]) -> Iterator[Row]:
-    """A table with tabs, where a quote is only a quote, as data sets have it."""
-    return table(handle, origin, columns, {"delimiter": "\t", "quoting": csv.QUOTE_NONE})
 
 
 def parquet(handle: BinaryIO, origin: str, columns: Sequence[str]) -> Iterator[Row]:
@@ -89,24 +100,46 @@ def parquet(handle: BinaryIO, origin: str, columns: Sequence[str]) -> Iterator[R
         raise ValueError(f"{origin} is not a parquet file that can be read: {first_line(error)}") from None
 
 
-TABLES: dict[str, Table] = {
-    ".jsonl": json_lines,
-    ".ndjson": json_lines,
-    ".csv": comma_separated,
-    ".tsv": tab_separated,
-    ".parquet": parquet,
-}
-"""How files with rows and columns are read, by suffix."""
-
-
-def _json_object(line: str, where: str) -> dict[str, Any]:
+def arrow(handle: BinaryIO, origin: str, columns: Sequence[str]) -> Iterator[Row]:
+    """The columns with these names, of Arrow's stream or file format; nothing in it is executed."""
+    library: Any = extra("pyarrow", "parquet")
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where} must hold a JSON object; got {type(record).__name__}")
-    return record
+        start = handle.read(6)
+        handle.seek(0)
+        batches = _file_batches(handle) if start == b"ARROW1" else library.ipc.open_stream(handle)
+        number = 0
+        for batch in batches:
+            known = batch.schema.names
+            for column in columns:
+                if column not in known:
+                    raise ValueError(f"{origin} has no column {column!r}; it has {listed(known)}")
+            for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
+                number += 1
+                yield Row(f"{origin} row {number}", values)
+    except (library.ArrowException, OSError) as error:
+        raise ValueError(f"{origin} is not an Arrow file that can be read: {first_line(error)}") from None
+
+
+def _file_batches(handle: BinaryIO) -> Iterator[Any]:
+    reader = extra("pyarrow", "parquet").ipc.open_file(handle)
+    return (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def tables(encoding: str = UTF8, delimiter: str | None = None) -> dict[str, Table]:
+    """How files with rows and columns are read, by suffix.
+
+    A csv has commas and quotes. A tsv has tabs, and a quote in it is only a quote, as data sets have it. If a
+    `delimiter` is named, both have that.
+    """
+    csv_dialect = {"strict": True, "delimiter": delimiter or ","}
+    tsv_dialect = {"quoting": csv.QUOTE_NONE, "delimiter": delimiter or "\t"}
+    return {
+        **{suffix: partial(json_rows, suffix=suffix, encoding=encoding) for suffix in JSON},
+        ".csv": partial(table, dialect=csv_dialect, encoding=encoding),
+        ".tsv": partial(table, dialect=tsv_dialect, encoding=encoding),
+        ".parquet": parquet,
+        ".arrow": arrow,
+    }
 
 
 def _place(column: str, origin: str) -> int:
@@ -117,9 +150,13 @@ def _place(column: str, origin: str) -> int:
 
 
 def _header(row: list[str], column: str, origin: str) -> int:
-    if column not in row:
-        raise ValueError(
-            f"{origin} has no column {column!r}; its first line has {listed(row)}"
-            " (for a file without a header, give the column's number)"
-        )
-    return row.index(column)
+    if column in row:
+        return row.index(column)
+    others = [sign for sign in ";\t,|" if len(row) == 1 and column in row[0].split(sign)]
+    if others:
+        name = "tab" if others[0] == "\t" else others[0]
+        raise ValueError(f"{origin} is separated by {name!r}: say so with --delimiter {name!r}")
+    raise ValueError(
+        f"{origin} has no column {column!r}; its first line has {listed(row)}"
+        " (for a file without a header, give the column's number)"
+    )
