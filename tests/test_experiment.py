@@ -14,6 +14,7 @@ import pytest
 import unmask
 from unmask.backbones.dit import DiTConfig
 from unmask.cli import main
+from unmask.config import override
 from unmask.data.loader import Wrapped
 from unmask.experiment import Experiment, begin, carry_out, prepare_corpus
 from unmask.objectives import MDLM
@@ -61,6 +62,18 @@ def test_the_same_experiment_goes_on_and_another_is_refused(source: Path, tmp_pa
     assert (folder / "corpus" / "manifest.json").read_bytes() == prepared  # and nothing is lost
     source.write_text(TEXT)
     assert carry_out(experiment, folder, World())
+
+
+def test_a_run_from_before_a_setting_was_there_goes_on(source: Path, tmp_path: Path) -> None:
+    experiment, folder = tiny(source), tmp_path / "run"
+    assert carry_out(experiment, folder, World())
+    stated = json.loads((folder / "experiment.json").read_text())
+    assert stated["options"]["source"].pop("encoding") == "utf-8"
+    (folder / "experiment.json").write_text(json.dumps(stated))
+    assert carry_out(experiment, folder, World())
+    other = override(experiment, "options.source.encoding=latin-1")
+    with pytest.raises(ValueError, match=r"options\.source\.encoding was 'utf-8' and is now 'latin-1'"):
+        carry_out(other, folder, World())
 
 
 def test_prepare_train_eval_sample(

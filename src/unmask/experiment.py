@@ -147,10 +147,8 @@ def prepare_corpus(
     prepares, the others then read; `progress` is told the bytes done so far.
     """
     path = folder / "experiment.json"
-    stated = to_json(experiment)
-    for name in WITHOUT_EFFECT:
-        stated["training"].pop(name)
-    before = _stated(path) if path.exists() else None
+    stated = _with_effect(experiment)
+    before = _filled_in(path) if path.exists() else None
     if before is not None:
         _refuse(folder, _differences(before, {**stated, "corpus": before["corpus"]}))
     if world.first:
@@ -287,6 +285,21 @@ def _stated(path: Path) -> dict[str, Any]:
     stated = read_object(path)
     if not isinstance(stated.get("corpus"), str):
         raise ValueError(f"{path} is not what a run writes there: it does not say which corpus was used")
+    return stated
+
+
+def _filled_in(path: Path) -> dict[str, Any]:
+    """What a run's folder says it is, with the defaults of settings that are newer than it."""
+    stated = _stated(path)
+    corpus = stated.pop("corpus")
+    return {**_with_effect(from_json(Experiment, stated, str(path))), "corpus": corpus}
+
+
+def _with_effect(experiment: Experiment) -> dict[str, Any]:
+    """All settings that weights depend on."""
+    stated: dict[str, Any] = to_json(experiment)
+    for name in WITHOUT_EFFECT:
+        stated["training"].pop(name)
     return stated
 
 
