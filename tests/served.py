@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import torch
-import uvicorn
 
 from unmask import MDLM, Autoregression, DiTConfig, LanguageModel, Tokenizer
 from unmask.objectives import AnyObjective
 from unmask.serve.app import create_app
+from unmask.serve.draining import DrainingServer
 from unmask.serve.limits import Limits
 from unmask.serve.run import listen
 from unmask.serve.service import Service
@@ -54,17 +54,18 @@ def serving(
     limits: Limits | None = None,
     token: str | None = None,
     ready: bool = True,
-    **options: int,
+    patience: float = 5,
+    **options: float,
 ) -> Iterator[Served]:
-    service = Service("tiny", limits or Limits(), **options)
+    service = Service("tiny", limits or Limits(), **options)  # type: ignore[arg-type]
 
     def begin() -> None:
         if ready:
             service.begin(lambda: model or language_model())
 
     listening = listen("127.0.0.1", 0)
-    app = create_app(service, begin, {"127.0.0.1", "localhost"}, token, patience=5)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    app = create_app(service, begin, {"127.0.0.1", "localhost"}, token)
+    server = DrainingServer(app, service, patience, log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     served = Served(service, f"http://127.0.0.1:{listening.getsockname()[1]}")

@@ -164,3 +164,65 @@ def test_limits_are_limits() -> None:
 def test_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+
+
+NEVER = """
+import sys, threading
+from unmask import load
+from unmask.serve.limits import Limits
+from unmask.serve.run import serve
+from unmask.serve.service import Service
+
+def never():
+    lm = load(sys.argv[1])
+    lm.denoise.forward = lambda *_, **__: threading.Event().wait()
+    return lm
+
+service = Service("never", Limits())
+serve(service, never, "127.0.0.1", 0, patience=0.5, told=lambda line: print(line, flush=True))
+"""
+
+
+def test_sigterm_ends_a_server_whose_engine_does_not_answer(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NEVER, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+?(?=/)", process.stdout.readline())
+        assert found
+        url = found[0]
+        until(lambda: _ready(url))
+        answers: list[httpx.Response] = []
+        body = {"template": "<mask>", "stream": True}
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60))
+        )
+        asking.start()
+        until(lambda: "unmask_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+        asking.join()
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "event: error" in answers[0].text
+    assert ("left behind" in log, "Traceback" in log) == (True, False)
+
+
+def test_a_stream_beyond_patience_ends_with_an_error(folder: Path) -> None:
+    with started(str(folder), "--patience", "1") as (process, url):
+        body = {"template": "<mask:250>", "sampler": "first-hitting", "n": 16, "stream": True}
+        texts: list[str] = []
+        asking = threading.Thread(
+            target=lambda: texts.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60).text)
+        )
+        asking.start()
+        until(lambda: "unmask_running_rows 16.0" in httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        log = process.stderr.read()
+    assert texts[0].rstrip().split("\n\n")[-1].startswith("event: error")
+    assert "Traceback" not in log

@@ -4,71 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from engines import Gate, Waiting, canvas, engine
 from served import language_model, until
-from unmask import LanguageModel
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.guidance import Guidance
 from unmask.sampling import BY_NAME
-from unmask.serve.engine import BusyError, ClosedError, Engine, InternalError, LateError, Task
+from unmask.serve.engine import BusyError, ClosedError, Engine, InternalError, LateError
 from unmask.serve.metrics import Metrics
 from unmask.serve.rows import Row, scoring, writing
-
-
-@contextmanager
-def engine(model: LanguageModel | None = None, **options: int) -> Iterator[Engine]:
-    running = Engine(lambda: model or language_model(), Metrics(), **options)
-    until(lambda: running.ready)
-    try:
-        yield running
-    finally:
-        running.close()
-
-
-class Waiting:
-    """Tasks whose results are waited for."""
-
-    def __init__(self, works: list[Any], seconds: float = float("inf")) -> None:
-        self.results: dict[int, Any] = {}
-        self.told: dict[int, list[Any]] = {row: [] for row in range(len(works))}
-        deadline = time.monotonic() + seconds
-        self.tasks = [
-            Task(work, self._putter(row), self.told[row].append, deadline) for row, work in enumerate(works)
-        ]
-
-    def _putter(self, row: int) -> Callable[[Any], None]:
-        return lambda result: self.results.__setitem__(row, result)
-
-    def wait(self) -> list[Any]:
-        until(lambda: len(self.results) == len(self.tasks))
-        return [self.results[row] for row in range(len(self.tasks))]
-
-
-class Gate:
-    """The network, which answers only when it is let; `waits` is how many calls have come."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.open, self.waits = threading.Event(), 0
-        inner = model.denoise.forward
-
-        def forward(*inputs: Any, **context: Any) -> Tensor:
-            self.waits += 1
-            assert self.open.wait(20)
-            return inner(*inputs, **context)
-
-        model.denoise.forward = forward  # type: ignore[method-assign]
-
-
-def canvas(lm: LanguageModel, holes: int, seed: int) -> list[int]:
-    text = "abc defgh "[: 1 + seed % 9]
-    return [*lm.tokenizer.encode(text), *[lm.vocab.mask] * holes, *lm.tokenizer.encode("fed")]  # type: ignore[union-attr]
 
 
 def test_in_company_a_row_is_what_it_is_alone() -> None:

@@ -57,7 +57,6 @@ def create_app(
     begin: Callable[[], None],
     hosts: Collection[str],
     token: str | None = None,
-    patience: float = 30.0,
 ) -> Guard:
     """The application; `begin` is called once it runs, and sees to the model."""
 
@@ -65,7 +64,6 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         begin()
         yield
-        await asyncio.to_thread(service.close, patience)
 
     app = FastAPI(
         title="unmask",
@@ -86,7 +84,8 @@ def create_app(
 def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["server"])
     async def health() -> dict[str, str]:
-        """Whether the server is alive."""
+        """Whether the server is alive; 503 where its engine has ended or is stuck."""
+        service.check()
         return {"status": "alive"}
 
     @app.get("/ready", tags=["server"])
@@ -119,7 +118,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         assert template is not None
         canvas = await asyncio.to_thread(service.wording.canvas, template)
         seed = new_seed() if asked.seed is None else asked.seed
-        ticket = _rows(service, asked, [canvas], seed, asked.alternatives)
+        ticket = await _rows(service, asked, [canvas], seed, asked.alternatives)
         answer = Infilling(service, canvas, seed, asked.n)
         if asked.stream:
             return _streamed(answer.told(ticket))
@@ -137,7 +136,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         canvases = await asyncio.to_thread(completed, service, asked)
         seed = new_seed() if asked.seed is None else asked.seed
         answer = Completing(service, asked, canvases)
-        ticket = _rows(service, asked, canvases, seed, asked.logprobs or 0, answer.enough)
+        ticket = await _rows(service, asked, canvases, seed, asked.logprobs or 0, answer.enough)
         if asked.stream:
             return _streamed(answer.told(ticket))
         return answer.whole(await _unless_gone(request, ticket))
@@ -158,7 +157,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         draws = within("draws", asked.draws, 128, service.limits.draws)
         ids = await asyncio.to_thread(service.wording.tokenizer.encode, asked.text)
         check("prompt_tokens", len(ids), service.limits.prompt_tokens)
-        ticket = service.ticket([scoring(service.model, ids, draws, asked.seed)], asked.timeout)
+        deadline = service.deadline(asked.timeout)
+        ticket = service.ticket([scoring(service.model, ids, draws, asked.seed)], deadline)
         (found,) = await _unless_gone(request, ticket)
         return scored(service, asked.text, ids, found)
 
@@ -186,7 +186,7 @@ def _add_pages(app: FastAPI) -> None:
         return HTMLResponse(reference(app.openapi()))
 
 
-def _rows(
+async def _rows(
     service: Service,
     asked: Writing,
     canvases: Sequence[HoledText],
@@ -195,6 +195,7 @@ def _rows(
     enough: Callable[[HoledText, Sequence[int]], bool] | None = None,
 ) -> Ticket:
     """Send `n` rows for each canvas on their way."""
+    deadline = service.deadline(asked.timeout)
     sampler, guide = service.sampler(asked), service.guide(asked)
     check("n", asked.n * len(canvases), service.limits.n)
     works = []
@@ -204,7 +205,7 @@ def _rows(
         for row in range(asked.n):
             more = {} if stop is None else {"enough": stop}
             works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
-    return service.ticket(works, asked.timeout, watched=asked.stream)
+    return service.ticket(works, deadline, watched=asked.stream)
 
 
 async def _unless_gone(request: Request, ticket: Ticket) -> list[Any]:

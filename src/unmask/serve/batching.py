@@ -7,6 +7,7 @@ greenlet. So code that knows nothing of batches joins and leaves them between an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
 from unmask.diffusion.denoise import Around, Denoise, Joinable
+from unmask.guidance.pausing import PAUSE
 from unmask.types import Each, Rows, Times, Tokens
 
 MOST_LOGITS = 1 << 26
@@ -25,6 +27,8 @@ MOST_DRAWN = 1 << 22
 """Numbers of lines that are drawn from at a time; that takes float64, and several copies."""
 SHORTEST = 64
 """Rows up to this length share calls whatever their lengths are."""
+
+_PAUSED = object()
 
 
 @dataclass(frozen=True)
@@ -54,24 +58,52 @@ class Question:
 
 
 class Conversation:
-    """Work that asks the network now and then; `question` is what it waits for, None once it has ended."""
+    """Work that asks the network now and then; `question` is what it waits for.
+
+    Where it computes by itself beyond the time `until` (of `time.monotonic`), it is `paused`.
+    """
 
     def __init__(self, work: Callable[[Denoise], None], denoise: Denoise) -> None:
         self.question: Question | None = None
-        self._greenlet = greenlet(lambda: work(_Asking(denoise)))
+        self.paused = False
+        self.until = float("inf")
+
+        def run() -> None:
+            PAUSE.set(self._pause)
+            work(_Asking(denoise))
+
+        self._greenlet = greenlet(run)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.question is None and not self.paused
 
     def begin(self) -> None:
         """Run up to the first question; what the work raises is raised here."""
-        self.question = self._greenlet.switch()
+        self._run()
 
     def answer(self, log_x: Tensor) -> None:
         """Run on to the next question."""
-        self.question = self._greenlet.switch(log_x)
+        self._run(log_x)
+
+    def go_on(self) -> None:
+        """Run on from a pause."""
+        self._run()
 
     def leave(self) -> None:
         """End it where it stands; its `finally` blocks are run."""
-        self.question = None
+        self.question, self.paused = None, False
         self._greenlet.throw(GreenletExit)
+
+    def _run(self, *answer: Tensor) -> None:
+        self.question, self.paused = None, False
+        said = self._greenlet.switch(*answer)
+        self.question, self.paused = (None, True) if said is _PAUSED else (said, False)
+
+    def _pause(self) -> None:
+        if time.monotonic() >= self.until:
+            _switch_to_parent(_PAUSED)
 
 
 class _Asking(Around):
@@ -87,10 +119,14 @@ class _Asking(Around):
         which: Tensor | None = None,
         **context: Any,
     ) -> Tensor:
-        parent = getcurrent().parent
-        assert parent is not None
-        answer: Tensor = parent.switch(Question(z, t, rows, each, context))
+        answer: Tensor = _switch_to_parent(Question(z, t, rows, each, context))
         return answer
+
+
+def _switch_to_parent(said: object) -> Any:
+    parent = getcurrent().parent
+    assert parent is not None
+    return parent.switch(said)
 
 
 def together(questions: Sequence[Question], most_rows: int, vocab: int) -> list[int]:

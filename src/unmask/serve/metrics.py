@@ -22,6 +22,12 @@ class Metrics:
         self.call_seconds = Counter(
             "unmask_network_seconds", "Seconds inside calls of the network.", registry=registry
         )
+        self.turn = Gauge(
+            "unmask_turn_seconds", "How long the engine's present turn has taken so far.", registry=registry
+        )
+        self.stuck = Counter(
+            "unmask_stuck_turns", "Turns of the engine that took too long.", registry=registry
+        )
         self.tokens = Counter("unmask_tokens", "Tokens written.", registry=registry)
         self.requests = Counter(
             "unmask_requests", "Requests answered.", ["route", "status"], registry=registry

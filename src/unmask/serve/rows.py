@@ -77,6 +77,7 @@ def writing(
             marks = tuple(heard.marks(places, shown, mask, alternatives))
             for mark in marks:
                 written[mark.position], steps[mark.position] = mark, number
+            heard.forget()
             tell(Step(number, shown, marks))
             if enough(shown):
                 break
@@ -147,6 +148,10 @@ class _Heard(Around):
         self._line = {place: line for line, (number, place) in pairs if number == 0}
         # Anything else may fail, and then must not do so in everybody's call.
         return said if each is None or joinable is not None else each(said, slice(None))
+
+    def forget(self) -> None:
+        """The answer has been used: a row that waits must not keep the lines of a whole call in memory."""
+        self._line, self._log_x = {}, None
 
     def marks(self, places: Sequence[int], ids: Sequence[int], mask: int, alternatives: int) -> list[Mark]:
         """What was written at these places, with what the network said there, if it was asked."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection
 
-import uvicorn
-
 from unmask.model import LanguageModel
 from unmask.serve.app import create_app
+from unmask.serve.draining import DrainingServer
 from unmask.serve.guard import LOOPBACK
 from unmask.serve.service import Service
 
@@ -30,7 +31,7 @@ def serve(
     """Listen until a signal; `load` brings the model while the server already answers /health.
 
     An address that others can reach needs a token. SIGTERM ends it once what has begun is finished, but not
-    later than after `patience` seconds.
+    later than after `patience` seconds and a few more for telling those who still wait.
     """
     if not is_loopback(host) and not token:
         raise ValueError(
@@ -48,15 +49,10 @@ def serve(
         service.begin(load, lambda: told(f"{service.name} is ready"), give_up)
 
     hosts = {*LOOPBACK, host, *allowed}
-    app = create_app(service, begin, hosts, token, patience)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(patience)),
+    app = create_app(service, begin, hosts, token)
+    server = DrainingServer(
+        app, service, patience, log_level="warning", access_log=False, server_header=False
     )
-    server = uvicorn.Server(config)
     if threading.current_thread() is threading.main_thread():
         # uvicorn hands the signal on once all is done; to have finished is no failure.
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -66,6 +62,10 @@ def serve(
         server.run(sockets=[listening])
     finally:
         listening.close()
+    if not server.ended:
+        # A thread that never ends cannot be waited for, and would be torn apart by the interpreter's end.
+        sys.stderr.flush()
+        os._exit(1)
     if failed:
         raise failed[0]
 

@@ -17,7 +17,7 @@ from unmask.diffusion.process import BlockMasking, Masking
 from unmask.guidance import Guidance
 from unmask.model import LanguageModel
 from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
-from unmask.serve.engine import ClosedError, Engine, Task, Work
+from unmask.serve.engine import ClosedError, Engine, LateError, Task, Work
 from unmask.serve.examples import examples
 from unmask.serve.limits import LimitError, Limits, check, within
 from unmask.serve.metrics import Metrics
@@ -30,6 +30,10 @@ NO_LIMIT = 4096
 
 class NotReadyError(Exception):
     """The model is still being loaded."""
+
+
+class StuckError(NotReadyError):
+    """The engine does not come to the end of its turn."""
 
 
 class UnknownModelError(ValueError):
@@ -46,9 +50,10 @@ class Ended:
 class Ticket:
     """The rows of one request on their way; `give_up` where nobody waits for them any more."""
 
-    def __init__(self, engine: Engine, works: Sequence[Work], seconds: float, watched: bool) -> None:
+    def __init__(self, engine: Engine, works: Sequence[Work], deadline: float, watched: bool) -> None:
         loop = asyncio.get_running_loop()
         self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
+        self._deadline = deadline
 
         def teller(row: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
             def tell(event: Any) -> None:
@@ -58,7 +63,6 @@ class Ticket:
 
             return tell
 
-        deadline = time.monotonic() + seconds
         self._tasks = [Task(work, teller(row, Ended), deadline=deadline) for row, work in enumerate(works)]
         if watched:
             for row, task in enumerate(self._tasks):
@@ -66,11 +70,18 @@ class Ticket:
         engine.submit(self._tasks)
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
-        """What the rows tell, with their numbers, until all have Ended; an exception of any is raised."""
+        """What the rows tell, with their numbers, until all have Ended; an exception of any is raised.
+
+        The engine looks at deadlines between its turns; here they hold whatever it does.
+        """
         left = len(self._tasks)
         try:
             while left:
-                row, event = await self._events.get()
+                try:
+                    async with asyncio.timeout(self._deadline - time.monotonic()):
+                        row, event = await self._events.get()
+                except TimeoutError:
+                    raise LateError("the deadline has passed") from None
                 if isinstance(event, Ended):
                     if isinstance(event.result, Exception):
                         raise event.result
@@ -95,8 +106,11 @@ class Ticket:
 class Service:
     """A model, its limits and its engine; the model comes with `begin`."""
 
-    def __init__(self, name: str, limits: Limits, rows: int = 32, queue: int = 256) -> None:
+    def __init__(
+        self, name: str, limits: Limits, rows: int = 32, queue: int = 256, stuck_after: float = 60.0
+    ) -> None:
         self.name, self.limits, self.rows, self.queue = name, limits, rows, queue
+        self.stuck_after = stuck_after
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
         self._wording: Wording | None = None
@@ -119,12 +133,24 @@ class Service:
             self._wording = Wording(model.tokenizer, model.vocab.mask)
             return model
 
-        self._engine = Engine(loaded, self.metrics, self.rows, self.queue, on_ready, on_failure)
+        self._engine = Engine(
+            loaded, self.metrics, self.rows, self.queue, on_ready, on_failure, self.stuck_after
+        )
 
-    def close(self, patience: float) -> None:
-        """Finish what there is, then stop."""
-        if self._engine is not None:
-            self._engine.close(patience)
+    def close(self, patience: float) -> bool:
+        """Finish what there is, then stop; whether the engine has come to its end."""
+        return self._engine is None or self._engine.close(patience)
+
+    def check(self) -> None:
+        """Refuse where nothing can be expected any more: the engine has ended, or is stuck."""
+        engine = self._engine
+        if engine is not None and not engine.alive:
+            raise ClosedError("the server is stopping")
+        if engine is not None and engine.stuck:
+            raise StuckError(
+                f"the engine has been in one turn for {engine.turn_seconds:.0f} seconds: it may be stuck, and"
+                " then only a new start helps"
+            )
 
     @property
     def ready(self) -> bool:
@@ -134,10 +160,9 @@ class Service:
     @property
     def engine(self) -> Engine:
         """The engine, once there is one."""
-        if self._engine is None or (self._engine.alive and not self._engine.ready):
+        self.check()
+        if self._engine is None or not self._engine.ready:
             raise NotReadyError("the model is still being loaded: try again in a few seconds")
-        if not self._engine.alive:
-            raise ClosedError("the server is stopping")
         return self._engine
 
     @property
@@ -182,9 +207,9 @@ class Service:
             hint = did_you_mean(name, [self.name])
             raise UnknownModelError(f"there is no model {name!r} here{hint}; this server has {self.name!r}")
 
-    def seconds(self, asked: float | None) -> float:
-        """How long a request may take."""
-        return min(asked or self.limits.seconds, self.limits.seconds)
+    def deadline(self, asked: float | None) -> float:
+        """When a request that comes now is late, by `time.monotonic`."""
+        return time.monotonic() + min(asked or self.limits.seconds, self.limits.seconds)
 
     def sampler(self, asked: Writing) -> AnySampler:
         """The sampler of a request, whose numbers are within the limits."""
@@ -209,9 +234,9 @@ class Service:
                 f" {self.length:,} that the model takes",
             )
 
-    def ticket(self, works: Sequence[Work], asked: float | None, watched: bool = False) -> Ticket:
+    def ticket(self, works: Sequence[Work], deadline: float, watched: bool = False) -> Ticket:
         """Send the rows of a request on their way; if `watched`, they tell of their progress."""
-        return Ticket(self.engine, works, self.seconds(asked), watched)
+        return Ticket(self.engine, works, deadline, watched)
 
 
 def revises(sampler: AnySampler) -> bool:

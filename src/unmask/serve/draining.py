@@ -1,0 +1,34 @@
+"""A server that ends in time: what has begun is finished or, when patience is over, told that it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from unmask.serve.engine import GRACE
+from unmask.serve.service import Service
+
+TO_SAY_SO = 2.0
+"""Seconds to send the last answers in, after which connections are cut."""
+
+
+class DrainingServer(uvicorn.Server):
+    """The service closes as soon as the server shuts down, so that there still are connections on which to
+    tell those who wait."""
+
+    def __init__(self, app: ASGIApp, service: Service, patience: float, **options: Any) -> None:
+        limit = math.ceil(patience + GRACE + TO_SAY_SO)
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=limit, **options))
+        self.service, self.patience = service, patience
+        self.ended = True
+        """Whether the engine has come to its end; else its thread must be left behind."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.patience))
+        await super().shutdown(sockets)
+        self.ended = await closing
