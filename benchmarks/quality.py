@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.measure import PRECISIONS, bf16, converted, fastest, peak_now
 from benchmarks.textbook import Size, Textbook, Trainer
-from unmask import Autoregression, LanguageModel
+from unmask import Autoregression, DiTConfig, LanguageModel
 from unmask.config import override
 from unmask.data.corpus import Corpus, prepare
 from unmask.data.loader import Loader, Wrapped
@@ -170,6 +170,7 @@ def main() -> None:
     peak = peak_now()
     experiment = changed(base, "default" if asked.arm.startswith("textbook") else asked.arm, asked.set)
     net, batch = experiment.backbone, experiment.training.batch_size
+    assert isinstance(net, DiTConfig)  # as in all recipes that begin from nothing
     if asked.arm.startswith("textbook"):
         size = Size(corpus.tokenizer.size + 1, net.depth, net.width, net.length, net.heads)
         lr = float(asked.arm.partition(":")[2] or 3e-4)

@@ -14,14 +14,17 @@ from unmask.model import ModelConfig
 from unmask.recipes import RECIPES
 from unmask.types import Vocab
 
+FRESH = [name for name, recipe in RECIPES.items() if recipe().start is None]
+"""Others go on from a model, and have its network."""
 
-@pytest.mark.parametrize(("name", "objective"), list(itertools.product(RECIPES, OBJECTIVES)))
+
+@pytest.mark.parametrize(("name", "objective"), list(itertools.product(FRESH, OBJECTIVES)))
 def test_every_recipe_builds(name: str, objective: str) -> None:
     experiment = RECIPES[name]().with_objective(OBJECTIVES[objective])
     with torch.device("meta"):  # shapes only: the large ones need no memory
         model = ModelConfig(Vocab(30, 29), experiment.backbone, experiment.objective).build()
     assert model.backbone.causal == (objective == "ar")
-    assert experiment.layout.length <= experiment.backbone.length
+    assert experiment.layout.length <= (experiment.backbone.length or 0)
 
 
 @pytest.mark.parametrize("name", RECIPES)

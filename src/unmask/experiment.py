@@ -7,18 +7,20 @@ stopped; carrying out another one in the same folder is refused.
 
 from __future__ import annotations
 
-import json
-import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareOptions, is_corpus, outdated, prepare
 from unmask.data.encoding import Progress
+from unmask.data.folders import replacing_file
 from unmask.data.loader import Layout, Loader, Wrapped
 from unmask.diffusion.times import PartTimes
 from unmask.evaluation.likelihood import score_rows
@@ -26,7 +28,21 @@ from unmask.measurement import AT_ONCE
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression, BlockDiffusion
 from unmask.release import Facts, load, save
+from unmask.release.weights import weight_files
 from unmask.training import checkpoint
+from unmask.training.folder import (
+    CORPUS,
+    EXPERIMENT,
+    METRICS,
+    MODEL,
+    NETWORK,
+    TOKENIZER,
+    claimed,
+    differences,
+    refuse,
+    state,
+    stated,
+)
 from unmask.training.log import Log
 from unmask.training.loop import Run, Training, train
 from unmask.training.lowrank import LowRank, merge
@@ -58,7 +74,7 @@ class Experiment:
 
     sources: tuple[str, ...] = ("stdlib",)
     tokenizer: str = "bpe:4096"
-    backbone: DiTConfig = DiTConfig()
+    backbone: AnyBackbone = DiTConfig()
     objective: AnyObjective = MDLM()
     training: Training = Training()
     layout: Layout = Wrapped()
@@ -69,43 +85,57 @@ class Experiment:
     low_rank: LowRank | None = None
 
     def __post_init__(self) -> None:
-        if self.start is None and self.layout.length > self.backbone.length:
-            raise ValueError(
-                f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.length}"
-            )
+        if self.start is None:
+            self._check_fresh_network()
         if self.evaluate_rows < 1:
             raise ValueError(f"evaluate_rows must be at least 1; got {self.evaluate_rows}")
-        if self.start is None and self.low_rank is not None:
-            raise ValueError("low_rank is for going on from a model: name one as start")
         if self.start is not None and self.unigram_start:
             raise ValueError(
                 "a model to go on from has learned how often tokens occur: leave out unigram_start"
             )
+        if self.training.curriculum is not None:
+            self.training.curriculum.applied(self.objective, 0.0, PartTimes())
+
+    def _check_fresh_network(self) -> None:
+        if not isinstance(self.backbone, DiTConfig):
+            raise ValueError("a network of another library comes with its weights: name its folder as start")
+        if self.low_rank is not None:
+            raise ValueError("low_rank is for going on from a model: name one as start")
+        if self.layout.length > self.backbone.length:
+            raise ValueError(
+                f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.length}"
+            )
         causal = isinstance(self.objective, Autoregression)
-        if self.start is None and self.backbone.causal != causal:
+        if self.backbone.causal != causal:
             raise ValueError(
                 f"{type(self.objective).__name__} needs backbone.causal={str(causal).lower()};"
                 " `with_objective` and --objective see to it"
             )
-        if self.training.curriculum is not None:
-            self.training.curriculum.applied(self.objective, 0.0, PartTimes())
 
     def with_objective(self, objective: AnyObjective) -> Experiment:
         """The same with another objective, and the network that it needs: an autoregressive one looks back
         only, so it has no use for a start at both neighbours or a curriculum of times."""
-        if isinstance(objective, Autoregression):
-            backbone = replace(self.backbone, causal=True, local=None)
-            return replace(
-                self,
-                objective=objective,
-                backbone=backbone,
-                training=replace(self.training, curriculum=None),
-            )
-        return replace(self, objective=objective, backbone=replace(self.backbone, causal=False))
+        causal, backbone = isinstance(objective, Autoregression), self.backbone
+        training = replace(self.training, curriculum=None) if causal else self.training
+        if self.start is None and isinstance(backbone, DiTConfig):
+            backbone = replace(backbone, causal=causal, local=None if causal else backbone.local)
+        return replace(self, objective=objective, backbone=backbone, training=training)
 
+    def with_start(self, start: str, lm: LanguageModel) -> Experiment:
+        """The same, going on from the model that `start` names: with its network, tokenizer and objective,
+        and in rows that it takes."""
+        longest = lm.denoise.max_length
+        length = self.layout.length if longest is None else min(self.layout.length, longest)
+        return replace(
+            self,
+            start=start,
+            tokenizer=f"that of {start}",
+            backbone=lm.denoise.config.backbone,
+            objective=lm.objective,
+            layout=replace(self.layout, length=length),
+            unigram_start=False,
+        )
 
-NETWORK = "network.json"
-"""The config of the network that a run trains, beside `experiment.json`."""
 
 OBJECTIVES: dict[str, AnyObjective] = {
     "mdlm": MDLM(),
@@ -117,98 +147,211 @@ OBJECTIVES: dict[str, AnyObjective] = {
 """The counterparts that any experiment can be repeated with."""
 
 
-def carry_out(experiment: Experiment, folder: Path, world: World) -> bool:
-    """Prepare, train (or go on training) and export; False if a signal stopped it before its end."""
-    corpus = prepare_corpus(experiment, folder, world)
-    run = begin(experiment, corpus, world)
-    if world.first:
-        _write_json(folder / NETWORK, to_json(run.denoise.config))
-    path, damaged = checkpoint.newest(folder)
-    if path is not None:
-        run.resume(path)
-    trackers = experiment.training.trackers
-    with Log(folder, experiment.training.steps, run.state.step, not world.first, trackers) as log:
-        for problem in damaged:
-            log.say(f"{problem}; an older checkpoint is used")
-        finished = train(run, folder, log, lambda: _evaluate(experiment, corpus, run))
-    if finished and world.first:
-        lm, facts = averaged_model(folder)
-        save(lm, folder / "model", overwrite=True, facts=facts)
-    world.barrier()
+def carry_out(
+    experiment: Experiment,
+    folder: Path,
+    world: World,
+    *,
+    preparing: AbstractContextManager[Progress | None] | None = None,
+    restart: bool = False,
+) -> bool:
+    """Prepare, train (or go on training) and export; False if a signal stopped it before its end.
+
+    `preparing` is entered while text is prepared, and gives what is told the bytes done so far. `restart`:
+    begin at step 1 again; what was there is kept beside.
+    """
+    start = _checked(experiment, folder)
+    with claimed(folder, world):
+        with preparing or nullcontext() as progress:
+            corpus = prepare_corpus(experiment, folder, world, progress, start)
+        run = begin(experiment, corpus, world, start=start)
+        if world.first:
+            state(folder, NETWORK, to_json(run.denoise.config))
+            if stated(folder) is None:
+                state(folder, EXPERIMENT, {**_with_effect(experiment), "corpus": corpus.digest})
+        world.barrier()
+        news = _resume(run, folder, restart)
+        finished = _train(experiment, corpus, run, folder, news)
+        if finished and world.first:
+            lm, facts = averaged_model(folder)
+            save(lm, folder / MODEL, overwrite=True, facts=facts)
+        world.barrier()
     return finished
 
 
+def _checked(experiment: Experiment, folder: Path) -> LanguageModel | None:
+    """Refuse what can be seen to be wrong before anything is written; the model to go on from, if any."""
+    if not experiment.sources:
+        raise ValueError("an experiment needs text to learn: name it as sources")
+    if experiment.start == "":
+        raise ValueError("this experiment goes on from a model: name it as start")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another folder for the run")
+    if (folder / "config.json").exists() and weight_files(folder):
+        raise ValueError(f"{folder} is the folder of a model; choose another one for the run")
+    if is_corpus(folder):
+        raise ValueError(f"{folder} is a prepared corpus; choose another folder for the run")
+    if experiment.start is None:
+        return None
+    start = load(experiment.start)
+    longest = start.denoise.max_length
+    if start.tokenizer is None:
+        raise ValueError(f"{experiment.start} has no tokenizer to read text with")
+    if longest is not None and experiment.layout.length > longest:
+        raise ValueError(
+            f"rows of {experiment.layout.length} tokens are longer than the {longest} that"
+            f" {experiment.start} takes: set layout.length={longest}"
+        )
+    return start
+
+
+def _resume(run: Run, folder: Path, restart: bool) -> list[str]:
+    """Go on from the newest whole checkpoint, if there is any; what people should know of it."""
+    news, step = list[str](), -1
+    if run.world.first:
+        if restart and (aside := checkpoint.set_aside(folder, METRICS)) is not None:
+            news.append(f"starting anew; what was there is in {aside}")
+        path, damaged = checkpoint.newest(folder)
+        if path is None and damaged:
+            raise ValueError(
+                f"{folder} has no checkpoint that is whole: {'; '.join(damaged)}. Bring one back, or give"
+                " --restart to begin at step 1 again, which keeps what is there beside"
+            )
+        news += [f"{problem}; an older checkpoint is used" for problem in damaged]
+        checkpoint.sweep(folder)
+        if path is not None:
+            step = checkpoint.step_of(path)
+        elif (aside := checkpoint.set_aside(folder, METRICS)) is not None:
+            news.append(
+                f"there is no checkpoint yet, so this begins at step 1; the old metrics are in {aside}"
+            )
+    step = int(run.world.largest(step))
+    if step >= 0:
+        run.resume(checkpoint.path_of(folder, step))
+        news.append(f"resumed from step {step}")
+    return news
+
+
+def _train(experiment: Experiment, corpus: Corpus, run: Run, folder: Path, news: list[str]) -> bool:
+    """Train to the end, or to a signal (then False); nothing is left to do if the end was reached before."""
+    settings, quiet = experiment.training, not run.world.first
+    log = Log(folder, settings.steps, run.state.step, quiet, settings.trackers)
+    if run.state.step >= settings.steps:
+        log.say(
+            f"already finished: {settings.steps:,} steps; the model is in {folder / MODEL}, and --restart"
+            " trains anew"
+        )
+        return True
+    with log:
+        for line in news:
+            log.say(line)
+        return train(run, folder, log, lambda: _evaluate(experiment, corpus, run))
+
+
 def prepare_corpus(
-    experiment: Experiment, folder: Path, world: World, progress: Progress | None = None
+    experiment: Experiment,
+    folder: Path,
+    world: World,
+    progress: Progress | None = None,
+    start: LanguageModel | None = None,
 ) -> Corpus:
-    """The experiment's text in its folder, which from then on belongs to it; free if it is there already.
+    """The experiment's text in its folder; free if it is there already, which is then verified.
 
     A folder of another experiment, or of the same on another text, is refused with what differs. Rank 0
-    prepares, the others then read; `progress` is told the bytes done so far.
+    prepares, the others then read; `progress` is told the bytes done so far. `start` is the model to go on
+    from, if it is at hand.
     """
-    path = folder / "experiment.json"
-    stated = _with_effect(experiment)
-    before = _filled_in(path) if path.exists() else None
-    if before is not None:
-        _refuse(folder, _differences(before, {**stated, "corpus": before["corpus"]}))
-    if world.first:
-        tokenizer = experiment.tokenizer if experiment.start is None else _own_tokenizer(experiment, folder)
-        request = (experiment.sources, folder / "corpus", tokenizer, experiment.options)
-        if before is not None and is_corpus(folder / "corpus"):  # which must not be replaced
-            _refuse(folder, [f"{what} has changed since" for what in outdated(*request)])
-        prepare(*request, progress)
+    corpus = _prepared(experiment, folder, progress, start) if world.first else None
     world.barrier()
-    corpus = Corpus.open(folder / "corpus")
-    stated["corpus"] = corpus.digest
+    return corpus or Corpus.open(folder / CORPUS, verify=False)
+
+
+def _prepared(
+    experiment: Experiment, folder: Path, progress: Progress | None, start: LanguageModel | None
+) -> Corpus:
+    before, where = _claim(folder), folder / CORPUS
     if before is not None:
-        _refuse(folder, _differences(before, stated))
-    if world.first and before is None:
-        _write_json(path, stated)
-    world.barrier()
+        refuse(folder, differences(_comparable(before[0]), _comparable(experiment)))
+    tokenizer = experiment.tokenizer
+    if experiment.start is not None:
+        tokenizer = str(folder / TOKENIZER)
+        if before is None or not (folder / TOKENIZER).exists():
+            _write_tokenizer(start or load(experiment.start), experiment.start, folder)
+    request = (experiment.sources, where, tokenizer, experiment.options)
+    if before is None or not where.exists():
+        corpus = prepare(*request, progress)
+    else:  # which must not be replaced
+        corpus = _undamaged(where)
+        refuse(folder, [f"{what} has changed since" for what in outdated(*request)])
+    if before is not None and corpus.digest != before[1]:
+        refuse(folder, [f"the SHA-256 of {where} was {before[1]} and is now {corpus.digest}"])
     return corpus
 
 
-def _own_tokenizer(experiment: Experiment, folder: Path) -> str:
+def _undamaged(where: Path) -> Corpus:
+    try:
+        return Corpus.open(where)
+    except ValueError as error:
+        remedy = f"delete {where} and give the same command again, which makes it anew"
+        raise ValueError(f"{str(error).removesuffix('; prepare it again')}; {remedy}") from None
+
+
+def _write_tokenizer(lm: LanguageModel, name: str, folder: Path) -> None:
     """That of the model to go on from, in a file of the run's own."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        assert experiment.start is not None
-        lm = load(experiment.start)
-        if lm.tokenizer is None:
-            raise ValueError(f"{experiment.start} has no tokenizer to read text with")
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(file, lm.tokenizer.to_json())
-    return str(file)
+    if lm.tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer to read text with")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing_file(folder / TOKENIZER) as fresh:
+        fresh.write_text(lm.tokenizer.to_json(), encoding="utf-8")
 
 
-def _write_json(path: Path, data: Any) -> None:
-    _write(path, json.dumps(data, indent=2))
+def _claim(folder: Path) -> tuple[Experiment, str] | None:
+    """The experiment that the folder belongs to, if any, and the digest of its corpus.
+
+    Settings that are newer than the folder have their defaults.
+    """
+    statement = stated(folder)
+    if statement is None:
+        return None
+    corpus: str = statement.pop("corpus")
+    return from_json(Experiment, statement, str(folder / EXPERIMENT)), corpus
 
 
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    fresh = path.with_name(f".{path.name}.writing")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+def _with_effect(experiment: Experiment) -> dict[str, Any]:
+    """All settings that weights depend on."""
+    found: dict[str, Any] = to_json(experiment)
+    for name in WITHOUT_EFFECT:
+        found["training"].pop(name)
+    return found
 
 
-def averaged_model(folder: Path) -> tuple[LanguageModel, Facts]:
-    """The model of a run's newest checkpoint with the averaged weights, and how it was trained."""
-    path = folder / "experiment.json"
-    if not path.exists():
-        raise ValueError(f"{folder} is not the folder of a run: it has no {path.name}")
-    stated = _stated(path)
-    stated.pop("corpus")
-    experiment: Experiment = from_json(Experiment, stated, str(path))
-    newest, _ = checkpoint.newest(folder)
+def _comparable(experiment: Experiment) -> dict[str, Any]:
+    """The same but for what a model to go on from brings along: a network and a tokenizer."""
+    brought = ("backbone", "tokenizer") if experiment.start is not None else ()
+    return {key: value for key, value in _with_effect(experiment).items() if key not in brought}
+
+
+def averaged_model(folder: Path, say: Callable[[str], None] = lambda _: None) -> tuple[LanguageModel, Facts]:
+    """The model of a run's newest checkpoint with the averaged weights, and how it was trained.
+
+    `say` is told of newer checkpoints that are damaged.
+    """
+    claim = _claim(folder)
+    if claim is None:
+        raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}")
+    experiment, _ = claim
+    newest, damaged = checkpoint.newest(folder)
+    if newest is None and damaged:
+        raise ValueError(f"{folder} has no checkpoint that is whole: {'; '.join(damaged)}")
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint yet")
-    corpus = Corpus.open(folder / "corpus")
+    for problem in damaged:
+        say(f"{problem}; the checkpoint of step {checkpoint.step_of(newest)} is used")
+    corpus = Corpus.open(folder / CORPUS, verify=False)  # for its tokenizer only
     network: ModelConfig | None = None
     # Unless only differences to it were kept, the model that a run went on from need not be there any more.
     if (folder / NETWORK).exists() and experiment.low_rank is None:
-        stated = read_object(folder / NETWORK)
-        network = from_json(ModelConfig, stated, str(folder / NETWORK))
+        network = from_json(ModelConfig, read_object(folder / NETWORK), str(folder / NETWORK))
     run = begin(experiment, corpus, World(), network)
     run.resume(newest)
     run.ema.settle(run.denoise)
@@ -230,14 +373,21 @@ def _facts(experiment: Experiment, corpus: Corpus, run: Run) -> Facts:
     }
 
 
-def begin(experiment: Experiment, corpus: Corpus, world: World, network: ModelConfig | None = None) -> Run:
+def begin(
+    experiment: Experiment,
+    corpus: Corpus,
+    world: World,
+    network: ModelConfig | None = None,
+    start: LanguageModel | None = None,
+) -> Run:
     """A run of the experiment at its first step.
 
     `network`: what it turned out to be, for a run whose weights are about to be read from a checkpoint.
+    `start`: the model to go on from, if it is at hand.
     """
     training = experiment.training
     torch.manual_seed(training.seed)
-    denoise = _first(experiment, corpus) if network is None else network.build()
+    denoise = _first(experiment, corpus, start) if network is None else network.build()
     if experiment.unigram_start:
         denoise.backbone.expect(_log_frequencies(corpus))
     if experiment.low_rank is not None:
@@ -246,20 +396,15 @@ def begin(experiment: Experiment, corpus: Corpus, world: World, network: ModelCo
     return Run(denoise, experiment.objective, loader, training, world)
 
 
-def _first(experiment: Experiment, corpus: Corpus) -> Denoiser:
+def _first(experiment: Experiment, corpus: Corpus, start: LanguageModel | None) -> Denoiser:
     """The network before its first step: fresh, or that of the model to go on from."""
     if experiment.start is None:
         return ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()
-    old = load(experiment.start).denoise
+    old = (start or load(experiment.start)).denoise
     if corpus.tokenizer.size > old.vocab.size:
         raise ValueError(
             f"the text's tokenizer has {corpus.tokenizer.size} ids, and {experiment.start} only"
             f" {old.vocab.size}"
-        )
-    if old.max_length is not None and experiment.layout.length > old.max_length:
-        raise ValueError(
-            f"rows of {experiment.layout.length} tokens are longer than the {old.max_length} that"
-            f" {experiment.start} takes"
         )
     # A model that did not know how texts end learns it from the ones it goes on with.
     end = corpus.separator if old.vocab.end is None else old.vocab.end
@@ -278,46 +423,6 @@ def _log_frequencies(corpus: Corpus) -> torch.Tensor:
         ids = text.read(first, min(text.tokens * (part + 1) // 64, first + 16_384))
         counts += torch.bincount(torch.from_numpy(ids.astype("int64")), minlength=len(counts))
     return (counts / counts.sum()).log()
-
-
-def _stated(path: Path) -> dict[str, Any]:
-    """What a run's folder says it is."""
-    stated = read_object(path)
-    if not isinstance(stated.get("corpus"), str):
-        raise ValueError(f"{path} is not what a run writes there: it does not say which corpus was used")
-    return stated
-
-
-def _filled_in(path: Path) -> dict[str, Any]:
-    """What a run's folder says it is, with the defaults of settings that are newer than it."""
-    stated = _stated(path)
-    corpus = stated.pop("corpus")
-    return {**_with_effect(from_json(Experiment, stated, str(path))), "corpus": corpus}
-
-
-def _with_effect(experiment: Experiment) -> dict[str, Any]:
-    """All settings that weights depend on."""
-    stated: dict[str, Any] = to_json(experiment)
-    for name in WITHOUT_EFFECT:
-        stated["training"].pop(name)
-    return stated
-
-
-def _refuse(folder: Path, changes: list[str]) -> None:
-    if changes:
-        raise ValueError(
-            f"{folder} belongs to another experiment: {'; '.join(changes[:5])}."
-            " Take another folder, or go back to what it was"
-        )
-
-
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        return [
-            d for key in keys for d in _differences(old.get(key), new.get(key), f"{where}.{key}".strip("."))
-        ]
-    return [] if old == new else [f"{where} was {old!r} and is now {new!r}"]
 
 
 def _evaluate(experiment: Experiment, corpus: Corpus, run: Run) -> dict[str, float]:

@@ -140,8 +140,8 @@ def dna() -> Experiment:
 def finetune() -> Experiment:
     """Go on from a model (--start) with your own text (--sources): all of its weights, gently."""
     return Experiment(
-        sources=("text.txt",),
-        start="model",
+        sources=(),  # to be named, as is
+        start="",
         layout=Wrapped(128),
         training=Training(
             steps=1000,
@@ -162,7 +162,6 @@ def answers() -> Experiment:
     base = finetune()
     return replace(
         base,
-        sources=("pairs.jsonl",),
         options=PrepareOptions(source=SourceOptions(pairs=PromptAnswer())),
         layout=Pairs(256),
         low_rank=LowRank(rank=16),

@@ -86,6 +86,7 @@ def train(
     batch_size: int | None = None,
     seed: int | None = None,
     changes: Changes = (),
+    restart: bool = False,
     show: bool = False,
 ) -> None:
     """Train a model, or go on training it; `torchrun` runs the same on many processes.
@@ -109,24 +110,26 @@ def train(
         sources: Your own text instead of the recipe's.
         tokenizer: Another tokenizer than the recipe's.
         start: A model to go on from: a folder or a name on the hub. Its network, tokenizer and (unless
-            another one is named) objective are taken.
+            another one is named) objective are taken, and rows that it can take.
         low_rank: Learn only differences of so low a rank to the weights of --start.
         steps: Another number of steps.
         batch_size: Another global batch size.
         seed: Another seed.
         changes: Any setting that --show shows, after the flags above: `training.clip=0.5`, or
             `objective.schedule=Cosine` for another kind with its defaults.
+        restart: Begin at step 1 again; the checkpoints and metrics of before are kept in aside-1/.
         show: Print the experiment as JSON, and stop.
     """
     from unmask.cli.progress import progress
     from unmask.data.sources import plain_size
-    from unmask.experiment import OBJECTIVES, carry_out, prepare_corpus
+    from unmask.experiment import OBJECTIVES, carry_out
     from unmask.training.lowrank import LowRank
     from unmask.world import world
 
-    experiment = _experiment(recipe)
+    recipes_own = experiment = _experiment(recipe)
     if start is not None:
-        experiment = replace(experiment, start=start, objective=load_model(Path(start)).objective)
+        experiment = experiment.with_start(start, load_model(Path(start)))
+    fitted = experiment.layout.length
     if objective is not None:
         experiment = experiment.with_objective(OBJECTIVES[objective])
     if low_rank is not None:
@@ -139,18 +142,41 @@ def train(
         "training.seed": seed,
     }
     given = [f"{name}={json.dumps(value)}" for name, value in flags.items() if value is not None]
-    experiment = override(experiment, *given, *(change for group in changes for change in group))
+    given += [change for group in changes for change in group]
+    _refuse_ignored(given, experiment.start)
+    experiment = override(experiment, *given)
     if show:
         print(json.dumps(to_json(experiment), indent=2, ensure_ascii=False))
         return
+    _check_complete(experiment, recipe)
     with world() as where:
-        with progress("preparing", plain_size(experiment.sources), "bytes", not where.first) as report:
-            prepare_corpus(experiment, out, where, report)
-        finished = carry_out(experiment, out, where)
+        if where.first and experiment.layout.length == fitted != recipes_own.layout.length:
+            print(f"rows are {fitted} tokens long, which is what {start} takes", file=sys.stderr)
+        preparing = progress("preparing", plain_size(experiment.sources), "bytes", not where.first)
+        finished = carry_out(experiment, out, where, preparing=preparing, restart=restart)
     if not finished:
         sys.exit(3)
     if where.first:
         print(out / "model")
+
+
+def _refuse_ignored(changes: list[str], start: str | None) -> None:
+    """A model to go on from brings a network and a tokenizer: nobody shall think that others are used."""
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if start is not None and name.split(".")[0] in ("backbone", "tokenizer"):
+            whose = f"those of {start}" if start else "those of the model that --start names"
+            raise ValueError(f"{name} would have no effect: network and tokenizer are {whose}; leave it out")
+        if name == "start":
+            raise ValueError("the model to go on from is named with --start MODEL, and not with --set")
+
+
+def _check_complete(experiment: Experiment, recipe: str) -> None:
+    """Ask for what a recipe cannot know."""
+    missing = {"--start MODEL": experiment.start == "", "--sources TEXT": not experiment.sources}
+    named = " and ".join(option for option, absent in missing.items() if absent)
+    if named:
+        raise ValueError(f"{recipe} needs {named}: it goes on from a model of yours with text of yours")
 
 
 def export(source: Model, out: Model, published: bool = False) -> None:
@@ -176,7 +202,7 @@ def export(source: Model, out: Model, published: bool = False) -> None:
     if out.exists():
         raise ValueError(f"{out} exists already, and export replaces nothing: choose another name")
     run = (source / "experiment.json").exists()
-    lm, facts = averaged_model(source) if run else (load_model(source), None)
+    lm, facts = averaged_model(source, _warn) if run else (load_model(source), None)
     print(export_onnx(lm, out) if onnx else save(lm, out, published=published, facts=facts))
 
 
@@ -205,8 +231,14 @@ def _experiment(recipe: str) -> Experiment:
     stated = read_json(path)
     if isinstance(stated, dict):
         stated.pop("corpus", None)  # a run notes which text it saw; which one it takes is in `sources`
+        if isinstance(stated.get("backbone"), dict):
+            stated["backbone"].setdefault("kind", "DiTConfig")  # as people may leave out
     experiment: Experiment = from_json(Experiment, stated, str(path))
     return experiment
+
+
+def _warn(text: str) -> None:
+    print(f"unmask: {text}", file=sys.stderr)
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:

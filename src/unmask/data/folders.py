@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if sys.platform != "win32":
     import fcntl
 
 _OLD = "-old"
+LOCK = ".lock"
+"""The file in a folder whose lock says that somebody works there; who, is written in it."""
 
 
 @contextmanager
@@ -30,6 +33,29 @@ def exclusive(path: Path) -> Iterator[bool]:
         yield True
     finally:
         lock.unlink(missing_ok=True)  # while it is held: who waits for it will see that it is gone
+        os.close(handle)
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Keep all others out of a folder: until the end of the block or of the process, however it ends."""
+    lock = folder / LOCK
+    try:
+        handle = _locked(lock, wait=False)
+    except BlockingIOError:
+        raise ValueError(
+            f"{folder} is in use by {_owner(lock)}; wait until it is done, or take another folder"
+        ) from None
+    if handle is None:
+        yield
+        return
+    try:
+        with suppress(OSError):  # a disk that is full; the lock holds all the same
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -103,19 +129,31 @@ def _make_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
-def _locked(lock: Path) -> int | None:
+def _locked(lock: Path, wait: bool = True) -> int | None:
+    """The handle of the locked file, None where there are no locks; who will not wait may be told so."""
     if sys.platform == "win32":
         return None
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _same(handle, lock):
                 return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise
         except OSError:  # some network file systems have no locks
             os.close(handle)
             return None
         os.close(handle)
+
+
+def _owner(lock: Path) -> str:
+    """Who has written into the lock that it is theirs."""
+    try:
+        return lock.read_text(encoding="utf-8", errors="replace") or "another process"
+    except OSError:
+        return "another process"
 
 
 def _same(handle: int, path: Path) -> bool:

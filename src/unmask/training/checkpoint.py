@@ -34,7 +34,7 @@ NAME = re.compile(r"step-(\d{8})")
 
 def save(folder: Path, step: int, tensors: dict[str, Any], state: dict[str, Any], world: World) -> Path:
     """Write the checkpoint of `step`: all of it or, if anything fails, nothing."""
-    final = folder / f"step-{step:08d}"
+    final = path_of(folder, step)
     if not world.any(problem(final) is not None):
         return final
     fresh = folder / f".{final.name}{WRITING}"
@@ -68,7 +68,7 @@ def rotate(folder: Path, keep: int) -> None:
     """
     whole = 0
     for step in sorted(_steps(folder), reverse=True):
-        path = folder / f"step-{step:08d}"
+        path = path_of(folder, step)
         if whole >= max(2, keep):
             _remove(path)
         elif problem(path) is None:
@@ -85,7 +85,7 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, and what is wrong with the newer ones that had to be skipped."""
     skipped: list[str] = []
     for step in sorted(_steps(folder), reverse=True):
-        path = folder / f"step-{step:08d}"
+        path = path_of(folder, step)
         wrong = problem(path)
         if wrong is None:
             return path, skipped
@@ -174,6 +174,16 @@ def _cause(error: CheckpointException) -> BaseException:
             return inner
         inner = inner.__cause__ or inner.__context__
     return cause
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint was made after."""
+    return int(path.name.removeprefix("step-"))
 
 
 def _steps(folder: Path) -> Iterator[int]:

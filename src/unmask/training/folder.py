@@ -1,0 +1,96 @@
+"""The folder of a run: whose it is, what it says of itself, and how a run that is refused leaves it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from unmask.data.folders import owned, replacing_file
+from unmask.untrusted import read_object
+from unmask.world import World
+
+EXPERIMENT, NETWORK, METRICS = "experiment.json", "network.json", "metrics.jsonl"
+"""What is carried out; the config of the network that is trained; the figures."""
+CORPUS, TOKENIZER, MODEL = "corpus", "tokenizer.json", "model"
+
+
+@contextmanager
+def claimed(folder: Path, world: World) -> Iterator[None]:
+    """The folder is this run's alone, for as long as its first rank lives.
+
+    It is left as it was if the run is refused before it has stated what it is: nothing is claimed then.
+    """
+    if not world.first:
+        yield
+        return
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(os.listdir(folder))
+    try:
+        with owned(folder):
+            try:
+                yield
+            except (ValueError, OSError):
+                if not (folder / EXPERIMENT).exists():
+                    _remove(folder / name for name in (CORPUS, TOKENIZER, NETWORK) if name not in before)
+                raise
+    finally:
+        with suppress(OSError):  # those that are not empty
+            for each in made:
+                each.rmdir()
+
+
+def stated(folder: Path) -> dict[str, Any] | None:
+    """What the folder says is carried out in it; None if nothing was yet."""
+    path = folder / EXPERIMENT
+    if not path.exists():
+        return None
+    found = read_object(path)
+    if not isinstance(found.get("corpus"), str):
+        raise ValueError(f"{path} is not what a run writes there: it does not say which corpus was used")
+    return found
+
+
+def state(folder: Path, name: str, data: Any) -> None:
+    """Write JSON: all of it or nothing."""
+    with replacing_file(folder / name) as fresh:
+        fresh.write_text(json.dumps(data, indent=2), encoding="utf-8")
+
+
+def refuse(folder: Path, changes: list[str]) -> None:
+    """Say what has changed since the folder was claimed, if anything has."""
+    if changes:
+        raise ValueError(
+            f"{folder} belongs to another experiment: {'; '.join(changes[:5])}."
+            " Take another folder, or go back to what it was"
+        )
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What differs between two statements; the same path may be spelled in many ways."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [
+            d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".strip("."))
+        ]
+    return [] if _plain(old) == _plain(new) else [f"{where} was {old!r} and is now {new!r}"]
+
+
+def _plain(value: Any) -> Any:
+    """The same for all spellings of a path, and different for different words."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return os.path.realpath(value) if isinstance(value, str) and "\0" not in value else value
+
+
+def _remove(entries: Iterator[Path]) -> None:
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
