@@ -11,7 +11,8 @@ import difflib
 import json
 import reprlib
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 JSON = Any
@@ -77,6 +78,19 @@ def did_you_mean(word: Any, known: Iterable[str]) -> str:
     words = {each.lower(): each for each in known}
     close = difflib.get_close_matches(str(word).lower(), words, n=1)
     return f" (did you mean {words[close[0]]}?)" if close else ""
+
+
+def known(name: str, choices: Mapping[str, T], what: str) -> T:
+    """The choice of that name; otherwise a sentence that says which there are."""
+    if not isinstance(name, str) or name not in choices:
+        hint = did_you_mean(name, choices) if isinstance(name, str) else ""
+        raise ValueError(f"there is no {what} {name!r}{hint}; there are {', '.join(choices)}")
+    return choices[name]
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number; a text of digits and a truth value are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _change(kind: Any, node: JSON, change: str) -> None:

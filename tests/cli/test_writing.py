@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,8 +12,18 @@ import pytest
 
 import unmask
 from unmask.cli import writing
-from unmask.cli.writing import SamplerName
-from unmask.sampling import BY_NAME, WINDOWED
+from unmask.cli.writing import OrderName, RemaskingName, SamplerName, Writing
+from unmask.sampling import (
+    BY_NAME,
+    WINDOWED,
+    AnySampler,
+    Blockwise,
+    Confidence,
+    Remask,
+    SemiAutoregressive,
+)
+from unmask.sampling.confidence import ORDERS, Margin
+from unmask.sampling.remask import REMASKINGS, Cap, Loop, Rescale
 
 Command = Callable[..., Any]
 
@@ -30,10 +41,50 @@ def test_every_sampler_has_a_name() -> None:
     assert set(BY_NAME.values()) == set(WINDOWED)
 
 
+def test_every_option_of_a_sampler_has_a_flag() -> None:
+    flags = {field.name for field in fields(Writing)}
+    for kind in (*BY_NAME.values(), Blockwise, SemiAutoregressive):
+        own = {field.name for field in fields(kind)} - {"choice", "sampler", "stop", "size"}
+        assert own <= flags, kind
+    assert get_args(OrderName) == tuple(ORDERS)
+    assert get_args(RemaskingName) == tuple(REMASKINGS)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--sampler", "confidence", "--order", "margin"], Confidence(4, Margin())),
+        (["--sampler", "remask", "--remasking", "cap", "--eta", "0.3"], Remask(4, Cap(0.3))),
+        (["--sampler", "remask", "--eta", "0.3"], Remask(4, Rescale(0.3))),
+        (["--sampler", "remask", "--loop", "0.5", "0.1", "0.8"], Remask(4, loop=Loop(0.5, 0.1, 0.8))),
+        (["--stride", "3", "--window", "7"], SemiAutoregressive(3, 7, unmask.Ancestral(4))),
+    ],
+)
+def test_options_reach_their_sampler(
+    options: list[str], expected: AnySampler, folder: str, command: Command
+) -> None:
+    done = command("sample", folder, "--length", "14", "--steps", "4", *options)
+    assert done.out.rstrip("\n") == unmask.load(folder).sample(length=14, sampler=expected).text
+    assert done.code == 0
+
+
+@pytest.mark.parametrize("more", [[], ["--block", "4"], ["--sampler", "confidence"]])
+def test_texts_longer_than_the_model_are_completed_and_infilled(
+    more: list[str], folder: str, command: Command
+) -> None:
+    long = "abc " * 10
+    done = command("complete", folder, long, "ab", "--length", "20", *more)
+    assert (done.code, done.err) == (0, "")
+    assert [len(line) for line in done.out.splitlines() if not line.startswith("─")][-1] == 20
+    done = command("infill", folder, f"{long}<mask:3>{long}<mask:30>{long}", *more)
+    assert (done.code, done.err, len(done.out)) == (0, "", 3 * 40 + 33 + 1)
+    assert done.out.startswith(long)
+
+
 @pytest.mark.parametrize("name", get_args(SamplerName))
 def test_every_sampler_writes_texts_longer_than_the_model(name: str, folder: str, command: Command) -> None:
     """In sliding windows."""
-    done = command("sample", folder, "--length", "21", "--steps", "3", "--sampler", name)
+    done = command("sample", folder, "--length", "21", "--sampler", name)
     assert done.code == 0
     assert len(done.out.rstrip("\n")) == 21
 
@@ -119,10 +170,23 @@ def test_uniform_noise_is_counted_in_steps(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["sample", "{folder}", "--steps", "0"], "steps must be a whole number from 1 on; got 0"),
+        (["sample", "{folder}", "--steps", "0"], "steps must be a whole number from 1 to 1,048,576; got 0"),
         (["sample", "{folder}", "--temperature", "-1"], "temperature must be 0"),
         (["sample", "{folder}", "--watch", "--delay", "-1"], "delay must be from 0 to 60 seconds; got -1.0"),
-        (["infill", "{folder}", "<mask:17>"], "longer than the model's 16"),
+        (["sample", "{folder}", "--temperature", "inf"], "or a finite number above; got inf"),
+        (["sample", "{folder}", "--threshold", "0.5"], "threshold is for threshold: name that sampler, too"),
+        (
+            ["sample", "{folder}", "--sampler", "ancestral", "--order", "margin"],
+            "the sampler 'ancestral' has no order, which is for confidence",
+        ),
+        (
+            ["sample", "{folder}", "--sampler", "first-hitting", "--steps", "3"],
+            "the sampler first-hitting takes no steps, as it finds out itself how many it needs",
+        ),
+        (["sample", "{folder}", "--stride", "16", "--length", "40"], "stride 16 must be below the model's"),
+        (["sample", "{folder}", "--window", "8"], "--window is for --stride"),
+        (["sample", "{folder}", "--sampler", "remask", "--eta", "2"], "must be in [0, 1]; got 2.0"),
+        (["sample", "{folder}", "--sampler", "remask", "--loop", "1", "2", "3"], "a loop needs 0 < off < on"),
         (["infill", "{folder}", "abc"], "no hole"),
         (["infill", "{folder}", "xyz<mask>"], "'x' is not in the tokenizer's alphabet"),
         (["score", "{folder}", ""], "empty"),

@@ -85,9 +85,9 @@ def main() -> None:
 
 def function(command: str) -> Callable[..., Any]:
     """The function of a command; a ValueError with the nearest name, if there is none."""
-    from unmask.cli.arguments import named
+    from unmask.config import known
 
-    module, _, name = named(COMMANDS, command, "command").partition(".")
+    module, _, name = known(command, COMMANDS, "command").partition(".")
     found: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), name)
     return found
 

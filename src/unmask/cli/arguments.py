@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unmask.cli.signature import Option, Positional
-from unmask.config import did_you_mean
 
 if TYPE_CHECKING:
     from unmask.model import LanguageModel
@@ -28,16 +27,6 @@ Json = Annotated[bool, Option(name="json", help="Print one JSON object instead o
 Out = Annotated[
     Path | None, Option(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
 ]
-
-T = TypeVar("T")
-
-
-def named(choices: Mapping[str, T], name: str, what: str) -> T:
-    """The choice of that name; otherwise a sentence that says which there are."""
-    if name not in choices:
-        hint = did_you_mean(name, choices)
-        raise ValueError(f"there is no {what} {name!r}{hint}; there are {', '.join(choices)}")
-    return choices[name]
 
 
 def load_model(folder: Path) -> LanguageModel:

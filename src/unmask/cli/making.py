@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from unmask.cli.arguments import Model, Recipe, Texts, load_model, named
+from unmask.cli.arguments import Model, Recipe, Texts, load_model
 from unmask.cli.signature import Option
-from unmask.config import from_json, override, to_json
+from unmask.config import from_json, known, override, to_json
 from unmask.untrusted import read_json
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _experiment(recipe: str) -> Experiment:
 
     path = Path(recipe)
     if path.suffix != ".json":
-        return named(RECIPES, recipe, "recipe")()
+        return known(recipe, RECIPES, "recipe")()
     if not path.exists():
         raise ValueError(f"{path} cannot be read: No such file or directory")
     stated = read_json(path)

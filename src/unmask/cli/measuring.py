@@ -21,7 +21,7 @@ from unmask.cli.arguments import (
     shared_model,
 )
 from unmask.cli.table import plus_minus, print_table
-from unmask.cli.writing import SamplerName, Writing
+from unmask.cli.writing import SamplerName, asked_steps
 
 if TYPE_CHECKING:
     from unmask.data.corpus import Corpus
@@ -189,6 +189,7 @@ def judge(
         seed: Text i is drawn with seed + i.
     """
     from unmask.cli.progress import progress
+    from unmask.diffusion.categorical import Choice
     from unmask.evaluation.judge import CausalJudge
     from unmask.measurement import Contestant, judge_samples, judged_figures
 
@@ -201,10 +202,8 @@ def judge(
         contestants: dict[str, Contestant] = {}
         for name in samplers:
             for count in steps:
-                settings = Writing(n, count, temperature, top_k, top_p, seed, name)
-                built = settings.build(lm, length)
-                own_steps = getattr(getattr(built, "sampler", built), "steps", None)
-                contestants.setdefault(repr(built), Contestant(name, own_steps, built))
+                built = lm.sampler(name, count, Choice(temperature, top_k, top_p))
+                contestants.setdefault(repr(built), Contestant(name, asked_steps(built), built))
         judging = None if judge is None else CausalJudge.load(judge)
         with progress("judging", len(contestants), "samplers", quiet=as_json or not speaks) as report:
             for number, contestant in enumerate(contestants.values(), start=1):

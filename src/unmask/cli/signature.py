@@ -75,7 +75,8 @@ class Argument:
             return self.names[0] + (" ..." if self.count is None else "")
         if self.count == 0:
             return ", ".join(self.names)
-        values = " ".join([self.metavar] * (self.count or 1)) + (" ..." if self.count is None else "")
+        several = self.count if self.count and " " not in self.metavar else 1  # or it names each of them
+        values = " ".join([self.metavar] * several) + (" ..." if self.count is None else "")
         return ", ".join(f"{name} {values}" for name in self.names)
 
 

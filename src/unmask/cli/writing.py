@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from unmask.cli.arguments import Json, Model, Number, Text, Texts, print_json, shared_model
-from unmask.cli.signature import Inline
+from unmask.cli.signature import Inline, Option
 
 if TYPE_CHECKING:
     from unmask.guidance import Guidance
@@ -29,7 +29,10 @@ SamplerName = Literal[
 
 
 CacheName = Literal["none", "prefix", "dual"]
+OrderName = Literal["probability", "margin", "entropy"]
+RemaskingName = Literal["cap", "rescale", "least-sure"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+Loop = Annotated[tuple[float, float, float] | None, Option(metavar="ON OFF VISIBLE")]
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Writing:
 
     n: Number = 1
     """How many texts."""
-    steps: int = 128
-    """Steps of the sampler; more are better and slower."""
+    steps: int | None = None
+    """Steps of the sampler, 128 if not given; more are better and slower."""
     temperature: float = 1.0
     """0 takes the most probable token, 1 samples the model as it is."""
     top_k: int | None = None
@@ -50,14 +53,30 @@ class Writing:
     """Row i is drawn with seed + i."""
     sampler: SamplerName = "default"
     """In which order holes are filled; the default is the plain one of the model's kind."""
+    order: OrderName | None = None
+    """Of the sampler confidence: by what the surest token is found; probability if not given."""
     threshold: float | None = None
     """Of the sampler threshold: how probable a token must be to be written with others; 0.9 if not given."""
     factor: float | None = None
     """Of the sampler factor: the larger, the more tokens are written at once; 1 if not given."""
+    bound: float | None = None
+    """Of the sampler entropy-bounded: nats that may be lost by writing tokens at once; 0.1 if not given."""
+    late: tuple[int, ...] = ()
+    """Of confidence, threshold, factor and entropy-bounded: ids of tokens that are written last."""
+    remasking: RemaskingName | None = None
+    """Of the sampler remask: which tokens are hidden again, and how often; rescale if not given."""
+    eta: float | None = None
+    """Of the sampler remask: how strong remasking is, from 0 to 1; each --remasking has its own."""
+    loop: Loop = None
+    """Of the sampler remask: write a share VISIBLE by t = ON, correct until t = OFF; as in 0.55 0.05 0.9."""
     block: int | None = None
     """Write from left to right in blocks of so many tokens, --steps each; block diffusion has its own."""
     cache: CacheName = "none"
     """What a block's steps do not read again: all before it (prefix), or all around it (dual)."""
+    stride: int | None = None
+    """By how many tokens the window moves along a text that is longer than it; half of it if not given."""
+    window: int | None = None
+    """How many tokens the window has, with --stride; as many as the model reads at once if not given."""
     guidance: float = 0.0
     """Classifier-free guidance by the visible text: 0 is none; every step then reads two texts for one."""
     match: tuple[str, ...] = ()
@@ -82,24 +101,53 @@ class Writing:
         patterns = self.match[0] if len(self.match) == 1 else self.match or None
         return Guidance(self.guidance, patterns)
 
-    def build(self, lm: LanguageModel, length: int | None) -> AnySampler:
-        """The sampler that was named; in sliding windows, if the text is longer than the model."""
+    def build(self, lm: LanguageModel) -> AnySampler:
+        """The sampler that was named, with its options; what it does not have is refused."""
         from unmask import sampling
         from unmask.diffusion.categorical import Choice
 
         choice = Choice(self.temperature, self.top_k, self.top_p)
-        named = {"threshold": self.threshold, "factor": self.factor}
-        options = {name: value for name, value in named.items() if value is not None}
-        chosen = lm.sampler(self.sampler, self.steps, choice, block=self.block, cache=self.cache, **options)
-        longest = lm.denoise.max_length
-        if (
-            length is None
-            or longest is None
-            or length <= longest
-            or not isinstance(chosen, sampling.WINDOWED)
-        ):
+        steps = 128 if self.steps is None else self.steps
+        chosen = lm.sampler(
+            self.sampler, steps, choice, block=self.block, cache=self.cache, **self._options()
+        )
+        if self.steps is not None and asked_steps(chosen) is None:
+            who = "this model's sampler" if self.sampler == "default" else f"the sampler {self.sampler}"
+            raise ValueError(f"{who} takes no steps, as it finds out itself how many it needs: drop --steps")
+        if self.stride is None:
+            if self.window is not None:
+                raise ValueError("--window is for --stride, which says by how much the window moves")
             return chosen
-        return sampling.SemiAutoregressive(stride=max(1, longest // 2), sampler=chosen)
+        if not isinstance(chosen, sampling.WINDOWED):
+            raise ValueError("--stride is for masked diffusion that is not written in blocks; drop it")
+        return sampling.SemiAutoregressive(self.stride, self.window, chosen)
+
+    def _options(self) -> dict[str, object]:
+        """The sampler's own options, as far as they are given."""
+        from dataclasses import replace
+
+        from unmask.config import known
+        from unmask.sampling.remask import REMASKINGS, Loop
+
+        remasking: object = self.remasking
+        if self.eta is not None:
+            remasking = replace(known(self.remasking or "rescale", REMASKINGS, "remasking"), eta=self.eta)
+        named = {
+            "order": self.order,
+            "threshold": self.threshold,
+            "factor": self.factor,
+            "bound": self.bound,
+            "late": self.late or None,
+            "remasking": remasking,
+            "loop": None if self.loop is None else Loop(*self.loop),
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def asked_steps(sampler: AnySampler) -> int | None:
+    """The steps of a sampler, or of the one that fills its blocks or windows; None if it has none."""
+    steps: int | None = getattr(getattr(sampler, "sampler", sampler), "steps", None)
+    return steps
 
 
 LARGE = 10_000_000
@@ -128,7 +176,7 @@ def sample(
         prompt: What each text begins with.
     """
     with shared_model(model) as (lm, speaks):
-        sampler = writing.build(lm, length)
+        sampler = writing.build(lm)
         dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, lm.blank(writing.n, length, prompt or ()), sampler, writing, as_json)
     if speaks:
@@ -154,7 +202,7 @@ def complete(
         length: How many tokens to write at most.
     """
     with shared_model(model) as (lm, speaks):
-        sampler = writing.build(lm, None)
+        sampler = writing.build(lm)
         dtype = set_dtype(lm, writing.dtype)
         asked = [prompt for prompt in prompts for _ in range(writing.n)]
         samples = lm.complete(asked, length, sampler=sampler, seed=writing.seed, guide=writing.guide())
@@ -179,7 +227,7 @@ def infill(
         template: Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes.
     """
     with shared_model(model) as (lm, speaks):
-        sampler = writing.build(lm, None)
+        sampler = writing.build(lm)
         dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, lm.holes(template, writing.n), sampler, writing, as_json)
     if speaks:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unmask.config import is_number
 from unmask.types import DamagedError, LogX
 
 GROUP = 128
@@ -32,12 +33,15 @@ class Choice:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < torch.inf:
-            raise ValueError(f"temperature must be 0 (most probable) or above; got {self.temperature}")
+        if not is_number(self.temperature) or not 0 <= self.temperature < torch.inf:
+            raise ValueError(
+                "temperature must be 0 (the most probable token) or a finite number above;"
+                f" got {self.temperature!r}"
+            )
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-            raise ValueError(f"top_k must keep at least 1 token; got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+            raise ValueError(f"top_k must keep at least 1 token; got {self.top_k!r}")
+        if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
 
     def weights(self, log_x: LogX) -> Tensor:
         """What is chosen from: [N, V], each line with the same sum as exp(log_x); to be summed in float64."""

@@ -69,10 +69,16 @@ def _scattered(rows: int) -> Tensor:
     return backwards.argsort().argsort()
 
 
+MOST_STEPS = 1 << 20
+"""More could not be told from infinitely many: the bound then differs by a millionth of a nat."""
+
+
 def check_steps(steps: int) -> None:
-    """Refuse a number of steps that is none."""
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be a whole number from 1 on; got {steps}")
+    """Refuse a number of steps that is none, or that only costs."""
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise ValueError(f"steps must be a whole number; got {steps!r}, a {type(steps).__name__}")
+    if not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"steps must be a whole number from 1 to {MOST_STEPS:,}; got {steps:,}")
 
 
 def levels(schedule: Schedule, steps: int) -> Tensor:

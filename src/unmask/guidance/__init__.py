@@ -7,7 +7,7 @@ such as a classifier of one's own: `lambda denoise, tokens, tokenizer: Enumerate
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from unmask.data.tokenizer import Tokenizer
@@ -49,6 +49,23 @@ class Guidance:
                 raise ValueError("a pattern is about text, and this model has no tokenizer")
             denoise = Matching(denoise, tokens, self.match, tokenizer)
         return denoise
+
+    def of_holes(self, first: int, last: int, total: int, whole: bool) -> Guidance:
+        """The same for a window that has the holes `first` to `last` - 1 of a text, `whole` or in part."""
+        if self.match is None:
+            return self
+        if not whole:
+            raise ValueError(
+                "a hole that must match a pattern is written as a whole, and a hole here is longer than the"
+                " model can read with some text beside it: make it shorter"
+            )
+        if isinstance(self.match, str):
+            return self
+        if len(self.match) != total:
+            raise ValueError(
+                f"a text with {total} holes needs as many patterns, or one; got {len(self.match)}"
+            )
+        return replace(self, match=self.match[first:last])
 
 
 __all__ = ["Allowed", "ClassifierFree", "Enumerated", "FirstOrder", "Guidance", "Guide", "Matching"]

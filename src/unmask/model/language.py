@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from unmask.backbones import AnyBackbone
-from unmask.config import did_you_mean
+from unmask.config import known
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.categorical import Choice
@@ -19,7 +19,7 @@ from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
-from unmask.guidance import Guide
+from unmask.guidance import Guidance, Guide
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
 from unmask.objectives import AnyObjective
@@ -30,16 +30,16 @@ from unmask.sampling import (
     AnySampler,
     Autoregressive,
     Blockwise,
+    SemiAutoregressive,
     UniformAncestral,
 )
 from unmask.sampling.base import Counted, Padded
 from unmask.sampling.blockwise import CACHES
 from unmask.sampling.canvas import Canvas, Template, after_prompts, blank, from_template
 from unmask.sampling.semi import AnyWindowSampler
+from unmask.sampling.windows import Holes, Look, row_by_row
 from unmask.types import Tokens, Vocab
 from unmask.world import World
-
-T = TypeVar("T")
 
 
 def _check_seed(seed: int) -> None:
@@ -47,12 +47,11 @@ def _check_seed(seed: int) -> None:
         raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
 
 
-def _known(name: str, choices: Mapping[str, T], what: str) -> T:
-    if name not in choices:
-        raise ValueError(
-            f"there is no {what} {name!r}{did_you_mean(name, choices)}; there are {', '.join(choices)}"
-        )
-    return choices[name]
+def _having(option: str) -> str:
+    """The names of the samplers that have an option."""
+    return (
+        " or ".join(name for name, kind in BY_NAME.items() if option in kind.__dataclass_fields__) or "none"
+    )
 
 
 def check_tokenizer(tokenizer: Tokenizer | None, vocab: Vocab) -> None:
@@ -116,7 +115,7 @@ class LanguageModel:
         *,
         block: int | None = None,
         cache: str = "none",
-        **options: float,
+        **options: Any,
     ) -> AnySampler:
         """A sampler by its name, "default" for the plain one; those that take no steps leave them out.
 
@@ -124,19 +123,19 @@ class LanguageModel:
         a block, and `cache` names what is kept meanwhile: none, prefix or dual. `options` are the sampler's
         own.
         """
-        kept, causal = _known(cache, CACHES, "cache"), isinstance(self.denoise.process, BlockMasking)
+        kept, causal = known(cache, CACHES, "cache"), isinstance(self.denoise.process, BlockMasking)
         if cache != "none" and (causal or block is None):
             why = "this model has an exact one" if causal else "say how long a block is"
             raise ValueError(f"a {cache} cache is for masked diffusion that is written in blocks: {why}")
         if name == "default" and block is None:
-            if options:
-                raise ValueError(f"{next(iter(options))} is for a sampler of its own: name that one, too")
+            for option in options:
+                raise ValueError(f"{option} is for {_having(option)}: name that sampler, too")
             return self.default_sampler(steps, choice)
-        kind: Any = _known(name if name != "default" else "confidence", BY_NAME, "sampler")
+        kind: Any = known(name if name != "default" else "confidence", BY_NAME, "sampler")
         counted = {"steps": steps} if "steps" in kind.__dataclass_fields__ else {}
         unknown = [option for option in options if option not in kind.__dataclass_fields__]
         if unknown:
-            raise ValueError(f"the sampler {name!r} has no {unknown[0]}")
+            raise ValueError(f"the sampler {name!r} has no {unknown[0]}, which is for {_having(unknown[0])}")
         chosen: AnyWindowSampler = kind(**counted, **options, choice=choice or Choice())
         if block is None and not causal:
             return chosen
@@ -148,7 +147,7 @@ class LanguageModel:
         length: int | None = None,
         *,
         prompt: str | Sequence[int] = (),
-        sampler: AnySampler | None = None,
+        sampler: AnySampler | str | None = None,
         seed: int = 0,
         guide: Guide | None = None,
     ) -> Samples:
@@ -164,7 +163,7 @@ class LanguageModel:
         template: Template | Tensor,
         *,
         n: int = 1,
-        sampler: AnySampler | None = None,
+        sampler: AnySampler | str | None = None,
         seed: int = 0,
         guide: Guide | None = None,
     ) -> Samples:
@@ -180,7 +179,7 @@ class LanguageModel:
         prompts: Sequence[str | Sequence[int]],
         length: int = 128,
         *,
-        sampler: AnySampler | None = None,
+        sampler: AnySampler | str | None = None,
         seed: int = 0,
         guide: Guide | None = None,
     ) -> Completions:
@@ -192,19 +191,12 @@ class LanguageModel:
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
         process, encoded = self.denoise.process, [self._ids(prompt) for prompt in prompts]
-        if isinstance(process, Masking) and not isinstance(sampler, Blockwise):
-            sampler = sampler or self.default_sampler()
-            if isinstance(
-                sampler, WINDOWED
-            ):  # whose noise then is that of what is written, wherever it begins
-                sampler = Blockwise(sampler=sampler, stop=self.vocab.end)
+        sampler = self._chosen(sampler)
+        if isinstance(process, Masking) and isinstance(sampler, WINDOWED):
+            # Whose noise then is that of what is written, wherever it begins.
+            sampler = Blockwise(sampler=sampler, stop=self.vocab.end)
         block = process.block if isinstance(process, BlockMasking) else None
         tokens, valid = after_prompts(encoded, length, self.vocab.mask, block)
-        if not bool(valid.all()) and not isinstance(process, Masking | BlockMasking):
-            raise ValueError(
-                "prompts of different lengths can be gone on from together by masked and block diffusion;"
-                f" this model was trained on {type(process).__name__}: give it one prompt at a time"
-            )
         written = valid & (tokens == self.vocab.mask)
         filled = self.fill(tokens, sampler, seed, None if bool(valid.all()) else valid, guide)
         return Completions(**vars(filled), written=written, end=self.vocab.end)
@@ -235,14 +227,15 @@ class LanguageModel:
     def fill(
         self,
         tokens: Tokens,
-        sampler: AnySampler | None = None,
+        sampler: AnySampler | str | None = None,
         seed: int = 0,
         valid: Tensor | None = None,
         guide: Guide | None = None,
     ) -> Samples:
         """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i.
 
-        Where it is not `valid` [n, L], there is padding, which nobody looks at.
+        Where it is not `valid` [n, L], there is padding, which nobody looks at. Texts longer than the model
+        reads at once are written in windows around their holes, from left to right.
         """
         world, written = self.world, torch.zeros_like(tokens)
         first, count = world.share(len(tokens))
@@ -261,7 +254,7 @@ class LanguageModel:
     def frames(
         self,
         tokens: Tokens,
-        sampler: AnySampler | None = None,
+        sampler: AnySampler | str | None = None,
         seed: int = 0,
         valid: Tensor | None = None,
         guide: Guide | None = None,
@@ -271,21 +264,53 @@ class LanguageModel:
         The ids of a frame have masks where nothing is written yet; network calls are counted up to it.
         """
         _check_seed(seed)
-        if sampler is not None and not isinstance(sampler, get_args(AnySampler)):
-            raise ValueError(
-                f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}"
-            )
+        sampler = self._chosen(sampler)
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
         counted = Counted(self.denoise)
-        asked: Denoise = counted if valid is None else Padded(counted, valid.to(self.device))
-        if guide is not None:
-            asked = guide(asked, canvas.tokens, self.tokenizer)
+        valid = None if valid is None else valid.to(self.device)
+        if self._row_by_row(sampler, tokens.shape[1], valid):
+            steps = iter(row_by_row(counted, canvas, sampler, valid, self._look(guide)))
+        else:
+            asked: Denoise = counted if valid is None else Padded(counted, valid)
+            if guide is not None:
+                asked = guide(asked, canvas.tokens, self.tokenizer)
+            steps = iter(sampler.run(asked, canvas))
         z: Tokens | None = canvas.tokens
-        steps = iter((sampler or self.default_sampler()).run(asked, canvas))
         while z is not None:
             yield Samples(z, counted.calls, counted.head_rows, self.tokenizer)
             with self.inference():  # not around the yield: who watches keeps a mode of their own
                 z = next(steps, None)
+
+    def _chosen(self, sampler: AnySampler | str | None) -> AnySampler:
+        """The sampler that was given, as an object or by its name; or the plain one."""
+        if isinstance(sampler, str):
+            return self.sampler(sampler)
+        if sampler is not None and not isinstance(sampler, get_args(AnySampler)):
+            raise ValueError(
+                f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}"
+            )
+        return sampler or self.default_sampler()
+
+    def _row_by_row(self, sampler: AnySampler, length: int, valid: Tensor | None) -> bool:
+        """Whether texts are written apart: too long for one call, or with padding that cannot be in one."""
+        process, longest = self.denoise.process, self.denoise.max_length
+        if isinstance(process, BlockMasking):  # which keeps what it has read of any length
+            return False
+        if isinstance(sampler, SemiAutoregressive):
+            return valid is not None
+        padded = valid is not None and not isinstance(process, Masking)
+        return padded or (longest is not None and length > longest)
+
+    def _look(self, guide: Guide | None) -> Look:
+        """What is asked of a text, asked of a window."""
+
+        def look(denoise: Denoise, tokens: Tokens, holes: Holes) -> Denoise:
+            if guide is None:
+                return denoise
+            mine = guide.of_holes(*holes) if isinstance(guide, Guidance) else guide
+            return mine(denoise, tokens, self.tokenizer)
+
+        return look
 
     def score(
         self,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.autoregressive import Autoregressive
 from unmask.sampling.blockwise import Blockwise
 from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
 from unmask.sampling.remask import Remask
-from unmask.sampling.semi import AnyWindowSampler, SemiAutoregressive
+from unmask.sampling.semi import BY_NAME, WINDOWED, SemiAutoregressive
 from unmask.sampling.uniform import UniformAncestral
 
 AnySampler: TypeAlias = (
@@ -26,21 +26,6 @@ AnySampler: TypeAlias = (
     | UniformAncestral
     | Autoregressive
 )
-
-WINDOWED = get_args(AnyWindowSampler)
-"""The samplers that can write in sliding windows."""
-
-BY_NAME: dict[str, type[AnyWindowSampler]] = {
-    "ancestral": Ancestral,
-    "first-hitting": FirstHitting,
-    "random-order": RandomOrder,
-    "confidence": Confidence,
-    "threshold": Threshold,
-    "factor": Factor,
-    "entropy-bounded": EntropyBounded,
-    "remask": Remask,
-}
-"""What commands and requests call the samplers of masked diffusion."""
 
 __all__ = [
     "BY_NAME",

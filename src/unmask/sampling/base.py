@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from unmask.config import known
 from unmask.diffusion.categorical import Choice, draw
 from unmask.diffusion.denoise import Around, Denoise, Joinable
 from unmask.diffusion.noise import uniforms
@@ -26,12 +27,23 @@ class Sampler(Protocol):
 
 
 P = TypeVar("P", bound=Process)
+T = TypeVar("T")
 _FITTING = {
     Masking: "Ancestral",
     UniformNoise: "UniformAncestral",
     LeftToRight: "Autoregressive",
     BlockMasking: "Blockwise",
 }
+
+
+def by_name(value: T | str, choices: Mapping[str, T], what: str) -> T:
+    """An option that may be given as an object or by its name; anything else is refused at once."""
+    if isinstance(value, str):
+        return known(value.replace("_", "-"), choices, what)
+    if isinstance(value, tuple({type(choice) for choice in choices.values()})):
+        return value
+    names = " or ".join(f'"{name}"' for name in choices)
+    raise ValueError(f"the {what} must be {names}, or an object of such a kind; got {value!r}")
 
 
 def reversed_process(denoise: Denoise, kind: type[P]) -> P:
@@ -50,8 +62,8 @@ def start(denoise: Denoise, canvas: Canvas, *, any_length: bool = False) -> Toke
     length = canvas.tokens.shape[1]
     if not any_length and denoise.max_length is not None and length > denoise.max_length:
         raise ValueError(
-            f"a canvas of {length} tokens is longer than the model's {denoise.max_length};"
-            " SemiAutoregressive writes longer texts"
+            f"a text of {length} tokens is longer than the {denoise.max_length} that the model reads at once:"
+            " give it less text, or ask for fewer tokens"
         )
     denoise.vocab.check(canvas.tokens)
     return canvas.tokens.long().clone()

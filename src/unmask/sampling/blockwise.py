@@ -23,10 +23,10 @@ from unmask.backbones.masks import KVCache, Order
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.diffusion.noise import substream
 from unmask.diffusion.process import BlockMasking, Masking
-from unmask.sampling.base import remaining_time, reversed_process, start
+from unmask.sampling.base import by_name, remaining_time, reversed_process, start
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence
-from unmask.sampling.semi import AnyWindowSampler
+from unmask.sampling.semi import AnyWindowSampler, window_sampler
 from unmask.types import Each, Rows, Times, Tokens
 
 
@@ -82,13 +82,15 @@ class Blockwise:
     """
 
     size: int | None = None
-    sampler: AnyWindowSampler = Confidence(steps=32)
-    cache: AnyCache = NoCache()
+    sampler: AnyWindowSampler | str = Confidence(steps=32)
+    cache: AnyCache | str = NoCache()
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise ValueError(f"a block must have at least 1 token; got {self.size}")
+        object.__setattr__(self, "sampler", window_sampler(self.sampler))
+        object.__setattr__(self, "cache", by_name(self.cache, CACHES, "cache"))
+        if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
+            raise ValueError(f"a block must have at least 1 token; got {self.size!r}")
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step of each block."""
@@ -114,14 +116,15 @@ class Blockwise:
         """Write the rows whose first block begins at `first`, into `z`."""
         length = z.shape[1]
         size = self._size(process, length)
+        plan, sampler = by_name(self.cache, CACHES, "cache"), window_sampler(self.sampler)
         holes, cache = z == denoise.vocab.mask, KVCache()
         for number, begin in enumerate(range(first, length, size)):
             window = slice(begin, min(begin + size, length))
             if not isinstance(process, BlockMasking):
                 cache = KVCache()  # an approximation holds for a block
-            view = _Window(denoise, z, rows, holes[rows].sum(1), window, self.cache, cache)
+            view = _Window(denoise, z, rows, holes[rows].sum(1), window, plan, cache)
             seeds = tuple(substream(canvas.seeds[row], number) for row in rows.tolist())
-            for written in self.sampler.run(view, Canvas(z[rows, window], seeds)):
+            for written in sampler.run(view, Canvas(z[rows, window], seeds)):
                 z[rows, window] = written
                 yield z.clone()
             if self.stop is None:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from unmask.config import is_number
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import Masking
@@ -18,6 +19,7 @@ from unmask.sampling.ancestral import rank, write
 from unmask.sampling.base import (
     Drawn,
     Judged,
+    by_name,
     remaining_time,
     reversed_process,
     row_uniforms,
@@ -60,6 +62,7 @@ LEAST = -1e30
 """Less sure than anything that a network says."""
 
 AnyOrder: TypeAlias = Probability | Margin | Entropy
+ORDERS: dict[str, AnyOrder] = {"probability": Probability(), "margin": Margin(), "entropy": Entropy()}
 
 
 def entropy(log_x: LogX) -> Tensor:
@@ -127,18 +130,23 @@ class ByConfidence(ABC):
 
 @dataclass(frozen=True)
 class Confidence(ByConfidence):
-    """The surest positions first, an equal share of a row's holes at each step."""
+    """The surest positions first, an equal share of a row's holes at each step.
+
+    `order` says by what: "probability", "margin" or "entropy".
+    """
 
     steps: int = 128
-    order: AnyOrder = Probability()
+    order: AnyOrder | str = Probability()
     choice: Choice = Choice()
     late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
+        object.__setattr__(self, "order", by_name(self.order, ORDERS, "order"))
 
     @property
     def sureness(self) -> AnyOrder:
+        assert not isinstance(self.order, str)
         return self.order
 
     def kept(self, score: Tensor, place: Tensor, holes: Tensor, step: int) -> Tensor:
@@ -154,8 +162,8 @@ class Threshold(ByConfidence):
     late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold}")
+        if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
+            raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold!r}")
 
     @property
     def sureness(self) -> Probability:
@@ -177,8 +185,8 @@ class Factor(ByConfidence):
     late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.factor >= 0:
-            raise ValueError(f"the factor must be 0 or above; got {self.factor}")
+        if not is_number(self.factor) or not self.factor >= 0:
+            raise ValueError(f"the factor must be 0 or above; got {self.factor!r}")
 
     @property
     def sureness(self) -> Probability:
@@ -205,8 +213,8 @@ class EntropyBounded(ByConfidence):
     late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.bound >= 0:
-            raise ValueError(f"the bound on the entropy must be 0 or above; got {self.bound}")
+        if not is_number(self.bound) or not self.bound >= 0:
+            raise ValueError(f"the bound on the entropy must be 0 or above; got {self.bound!r}")
 
     @property
     def sureness(self) -> Entropy:

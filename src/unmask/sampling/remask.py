@@ -14,21 +14,22 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from unmask.config import is_number
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.noise import uniforms
 from unmask.diffusion.process import Masking
 from unmask.diffusion.times import check_steps, levels
 from unmask.sampling.ancestral import write
-from unmask.sampling.base import Drawn, Judged, reversed_process, row_uniforms, start
+from unmask.sampling.base import Drawn, Judged, by_name, reversed_process, row_uniforms, start
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Probability
 from unmask.types import Tokens
 
 
 def _check_eta(eta: float) -> None:
-    if not 0 <= eta <= 1:
-        raise ValueError(f"eta, the strength of remasking, must be in [0, 1]; got {eta}")
+    if not is_number(eta) or not 0 <= eta <= 1:
+        raise ValueError(f"eta, the strength of remasking, must be in [0, 1]; got {eta!r}")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class LeastSure:
 
 
 AnyRemasking: TypeAlias = Cap | Rescale | LeastSure
+REMASKINGS: dict[str, AnyRemasking] = {"cap": Cap(), "rescale": Rescale(), "least-sure": LeastSure()}
 
 
 @dataclass(frozen=True)
@@ -105,22 +107,34 @@ class Loop:
 
 @dataclass(frozen=True)
 class Remask:
-    """T steps of revealing and remasking; with a `loop`, remasking happens inside it only."""
+    """T steps of revealing and remasking; with a `loop`, remasking happens inside it only.
+
+    `remasking` is "cap", "rescale" or "least-sure", or one of these as an object, with a strength of its own
+    (`Cap(eta=0.01)`); `loop` True is the usual one.
+    """
 
     steps: int = 128
-    remasking: AnyRemasking = Rescale()
-    loop: Loop | None = None
+    remasking: AnyRemasking | str = Rescale()
+    loop: Loop | bool | None = None
     choice: Choice = Choice()
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
+        object.__setattr__(self, "remasking", by_name(self.remasking, REMASKINGS, "remasking"))
+        if isinstance(self.loop, bool):
+            object.__setattr__(self, "loop", Loop() if self.loop else None)
+        if self.loop is not None and not isinstance(self.loop, Loop):
+            raise ValueError(f"the loop must be a Loop, True or None; got {self.loop!r}")
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step."""
         schedule, mask = reversed_process(denoise, Masking).schedule, denoise.vocab.mask
         z = start(denoise, canvas)
         fixed = z != mask
-        visible = levels(schedule, self.steps).flip(0) if self.loop is None else self.loop.levels(self.steps)
+        if isinstance(self.loop, Loop):
+            visible = self.loop.levels(self.steps)
+        else:
+            visible = levels(schedule, self.steps).flip(0)
         times = schedule.inverse(visible)
         sureness = torch.full(z.shape, torch.inf, dtype=torch.float64, device=z.device)
         for step in range(1, self.steps + 1):
@@ -147,4 +161,5 @@ class Remask:
         if self.loop is not None and alpha_s > alpha_t:
             return torch.zeros_like(sureness)
         largest = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
+        assert not isinstance(self.remasking, str)
         return self.remasking.sigma(largest, sureness)

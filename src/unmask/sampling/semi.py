@@ -4,42 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
+from unmask.config import known
 from unmask.diffusion.denoise import Denoise
-from unmask.diffusion.noise import substream
 from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
 from unmask.sampling.remask import Remask
+from unmask.sampling.windows import regular, slide
 from unmask.types import Tokens
 
 AnyWindowSampler: TypeAlias = (
     Ancestral | FirstHitting | RandomOrder | Confidence | Threshold | Factor | EntropyBounded | Remask
 )
 
+WINDOWED = get_args(AnyWindowSampler)
+"""The samplers of masked diffusion that fill a canvas as a whole: a window, or a block."""
+
+BY_NAME: dict[str, type[AnyWindowSampler]] = {
+    "ancestral": Ancestral,
+    "first-hitting": FirstHitting,
+    "random-order": RandomOrder,
+    "confidence": Confidence,
+    "threshold": Threshold,
+    "factor": Factor,
+    "entropy-bounded": EntropyBounded,
+    "remask": Remask,
+}
+"""What commands and requests call the samplers of masked diffusion."""
+
+
+def window_sampler(given: AnyWindowSampler | str) -> AnyWindowSampler:
+    """A sampler of a window or a block, which may be given by its name.
+
+    Any object that has a `run` is taken for one: a window does not ask whose it is.
+    """
+    if isinstance(given, str):
+        return known(given, BY_NAME, "sampler")()
+    if not hasattr(given, "run"):
+        raise ValueError(f"the sampler of a window must be one of {', '.join(BY_NAME)}; got {given!r}")
+    return given
+
 
 @dataclass(frozen=True)
 class SemiAutoregressive:
     """Fill a window, move it by `stride` tokens, and let the `window - stride` it keeps be the context.
 
-    `window` None is the longest the model takes. The last window ends where the canvas ends.
+    `window` None is the longest the model takes. The last window ends where the canvas ends. (A
+    `LanguageModel` writes long texts in windows by itself; this is for those who want others.)
     """
 
     stride: int = 512
     window: int | None = None
-    sampler: AnyWindowSampler = Ancestral()
+    sampler: AnyWindowSampler | str = Ancestral()
 
     def __post_init__(self) -> None:
-        if self.stride < 1:
-            raise ValueError(f"stride must be at least 1; got {self.stride}")
-        if self.window is not None and self.window <= self.stride:
-            raise ValueError(f"a window of {self.window} tokens must be longer than its stride {self.stride}")
+        object.__setattr__(self, "sampler", window_sampler(self.sampler))
+        if not isinstance(self.stride, int) or self.stride < 1:
+            raise ValueError(f"stride must be at least 1; got {self.stride!r}")
+        if self.window is not None and not (isinstance(self.window, int) and self.window > self.stride):
+            raise ValueError(
+                f"a window of {self.window!r} tokens must be longer than its stride {self.stride}"
+            )
 
     def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step of each window."""
-        denoise.vocab.check(canvas.tokens)
-        z, length = canvas.tokens.long().clone(), canvas.tokens.shape[1]
+        length = canvas.tokens.shape[1]
         window = self.window or denoise.max_length or length
         if denoise.max_length is not None and window > denoise.max_length:
             raise ValueError(f"a window of {window} tokens is longer than the model's {denoise.max_length}")
@@ -48,14 +79,4 @@ class SemiAutoregressive:
                 f"stride {self.stride} must be below the model's window of {window} tokens,"
                 " so that some context is kept"
             )
-        first, number = 0, 0
-        while True:
-            seeds = tuple(substream(seed, number) for seed in canvas.seeds)
-            inside = slice(first, first + window)
-            for written in self.sampler.run(denoise, Canvas(z[:, inside], seeds)):
-                z = z.clone()
-                z[:, inside] = written
-                yield z
-            if first + window >= length:
-                return
-            first, number = min(first + self.stride, length - window), number + 1
+        yield from slide(denoise, canvas, window_sampler(self.sampler), regular(length, window, self.stride))

@@ -1,0 +1,153 @@
+"""Texts longer than the model: windows from left to right, what is filled being context for the next.
+
+Every window is filled by a sampler that knows of nothing else, with randomness of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.noise import substream
+from unmask.diffusion.process import LeftToRight
+from unmask.sampling.base import Sampler
+from unmask.sampling.canvas import Canvas
+from unmask.types import Tokens
+
+
+class Holes(NamedTuple):
+    """Which holes of a text a window has: `first` to `last` - 1 of `total`, and whether they are whole."""
+
+    first: int
+    last: int
+    total: int
+    whole: bool
+
+
+Look: TypeAlias = Callable[[Denoise, Tokens, Holes], Denoise]
+"""The denoiser for a window, from its tokens as they are now and its holes."""
+
+
+def regular(length: int, window: int, stride: int) -> list[slice]:
+    """Windows that are `stride` tokens apart; the last one ends where the text ends."""
+    firsts = [*range(0, length - window, stride), max(0, length - window)]
+    return [slice(first, min(first + window, length)) for first in firsts]
+
+
+def around_holes(hidden: Sequence[bool], window: int, *, ahead: bool = True) -> list[slice]:
+    """Windows that hold all holes of a text in turn, each with as much text on both sides as fits.
+
+    Holes near to each other share a window. One that leaves no room for context is written in parts, and a
+    text that is hidden up to its end in windows that are half a window apart. A model that does not look
+    `ahead` gets all its context before the holes. No window reaches into a hole that it does not fill.
+    """
+    holes = _runs(hidden)
+    if not holes:
+        return []
+    if len(holes) == 1 and holes[0][1] == len(hidden):
+        return regular(len(hidden), window, max(1, window // 2))
+    found = []
+    while holes:
+        begin, end = holes.pop(0)
+        if end - begin > window - window // 4:
+            cut = begin + window - min(begin, window // 2)
+            if cut < end:
+                holes.insert(0, (cut, end))
+                end = cut
+        while holes and holes[0][0] > end and holes[0][1] - begin <= window // 2:
+            end = holes.pop(0)[1]
+        spare = window - (end - begin)
+        room = (holes[0][0] if holes else len(hidden)) - end if ahead else 0
+        before = min(begin, spare - min(spare // 2, room))
+        found.append(slice(begin - before, end + min(room, spare - before)))
+    return found
+
+
+def _runs(hidden: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where holes begin and end."""
+    places = [
+        [place for place, _ in run]
+        for masked, run in groupby(enumerate(hidden), lambda each: each[1])
+        if masked
+    ]
+    return [(run[0], run[-1] + 1) for run in places]
+
+
+def _inside(holes: Sequence[tuple[int, int]], window: slice) -> Holes:
+    """The holes that a window has a part of."""
+    within = [i for i, (begin, end) in enumerate(holes) if begin < window.stop and end > window.start]
+    first, last = (within[0], within[-1] + 1) if within else (0, 0)
+    whole = all(begin >= window.start and end <= window.stop for begin, end in holes[first:last])
+    return Holes(first, last, len(holes), whole)
+
+
+def slide(
+    denoise: Denoise, canvas: Canvas, sampler: Sampler, windows: Sequence[slice], look: Look | None = None
+) -> Iterator[Tokens]:
+    """Yield the canvas after each step of each window.
+
+    A row in which a sampler that stops (`Blockwise`) has written its `stop` is filled with it to its end.
+    """
+    denoise.vocab.check(canvas.tokens)
+    mask, stop = denoise.vocab.mask, getattr(sampler, "stop", None)
+    z = canvas.tokens.long().clone()
+    given = z != mask
+    holes = _runs((~given[0]).tolist())  # of rows that are looked at in a way of their own, they are alike
+    rows = torch.arange(len(z), device=z.device)
+    for number, inside in enumerate(windows):
+        if not bool((z[rows, inside] == mask).any()):
+            continue
+        seeds = tuple(substream(canvas.seeds[row], number) for row in rows.tolist())
+        view = denoise if look is None else look(denoise, z[rows, inside], _inside(holes, inside))
+        for written in sampler.run(view, Canvas(z[rows, inside], seeds)):
+            z = z.clone()
+            z[rows, inside] = written
+            yield z
+        if stop is None:
+            continue
+        ended = ((z == stop) & ~given)[rows, inside].any(1)
+        if bool(ended.any()):
+            z = z.clone()
+            z[rows[ended]] = z[rows[ended]].where(z[rows[ended]] != mask, stop)
+            yield z
+            rows = rows[~ended]
+
+
+def row_by_row(
+    denoise: Denoise, canvas: Canvas, sampler: Sampler, valid: Tensor | None, look: Look
+) -> Iterator[Tokens]:
+    """Texts of any length and with padding, each written as if it were alone.
+
+    Texts that begin, end and have their holes at the same places are written together: as a whole, if they
+    fit the model or the sampler has windows of its own, and through windows around their holes otherwise.
+    """
+    z, longest = canvas.tokens.long().clone(), denoise.max_length
+    ahead = not isinstance(denoise.process, LeftToRight)
+    for first, last, hidden, rows in _alike(z == denoise.vocab.mask, valid):
+        text = Canvas(z[rows, first:last], tuple(canvas.seeds[row] for row in rows.tolist()))
+        if longest is None or last - first <= longest or hasattr(sampler, "stride"):
+            whole = _inside(_runs(hidden), slice(0, last - first))
+            steps = sampler.run(look(denoise, text.tokens, whole), text)
+        else:
+            steps = slide(denoise, text, sampler, around_holes(hidden, longest, ahead=ahead), look)
+        for written in steps:
+            z = z.clone()
+            z[rows, first:last] = written
+            yield z
+
+
+def _alike(hidden: Tensor, valid: Tensor | None) -> Iterator[tuple[int, int, list[bool], Tensor]]:
+    """Where the text of some rows begins and ends, which of its places are hidden, and the rows."""
+    valid = torch.ones_like(hidden) if valid is None else valid
+    groups: dict[bytes, list[int]] = {}
+    for row, kind in enumerate(torch.cat([hidden & valid, valid], 1).cpu().numpy()):
+        groups.setdefault(kind.tobytes(), []).append(row)
+    for rows in groups.values():
+        places = valid[rows[0]].nonzero()[:, 0]
+        first, last = int(places[0]), int(places[-1]) + 1
+        yield first, last, hidden[rows[0], first:last].tolist(), torch.tensor(rows, device=hidden.device)
