@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,6 +55,7 @@ def serving(
     token: str | None = None,
     ready: bool = True,
     patience: float = 5,
+    origins: Collection[str] = (),
     **options: float,
 ) -> Iterator[Served]:
     service = Service("tiny", limits or Limits(), **options)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def serving(
             service.begin(lambda: model or language_model())
 
     listening = listen("127.0.0.1", 0)
-    app = create_app(service, begin, {"127.0.0.1", "localhost"}, token)
+    app = create_app(service, begin, {"127.0.0.1", "localhost"}, token, origins)
     server = DrainingServer(app, service, patience, log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

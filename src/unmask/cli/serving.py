@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from unmask.cli.arguments import Model, load_model
 from unmask.cli.writing import Dtype, set_dtype
 from unmask.serve.limits import Limits
+from unmask.serve.memory import bound_caches
 
 if TYPE_CHECKING:
     from unmask.model import LanguageModel
@@ -20,6 +21,7 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
     rows: int = 32,
     queue: int = 256,
     patience: float = 30.0,
@@ -38,11 +40,13 @@ def serve(
         port: The port to listen at; 0 takes any that is free, and says which.
         token: What clients must send (Authorization: Bearer TOKEN); else the variable UNMASK_TOKEN.
         allow_host: More names by which clients may call this server.
+        allow_origin: Sites whose pages may use this server, as in https://my.site:3000; * allows all.
         rows: Texts that are worked on at the same time.
         queue: Texts that may wait; further ones are answered with 429.
         patience: Seconds that SIGTERM leaves to what has begun.
         dtype: What the network computes with; auto takes bfloat16 for large models where it is faster.
     """
+    bound_caches()
     try:
         from unmask.serve.run import serve as run
         from unmask.serve.service import Service
@@ -55,6 +59,12 @@ def serve(
             raise ValueError(f"{name} must be at least 1; got {value}")
     if not 0 <= port < 65536:
         raise ValueError(f"a port is a number from 0 to 65535; got {port}")
+    if not 0 <= patience < float("inf"):
+        raise ValueError(f"patience is a number of seconds from 0 on; got {patience}")
+    from unmask.release import model_folder
+
+    if not model_folder(model).exists():
+        load_model(model)  # which says what is missing, before anything listens
     service = Service(model.resolve().name, limits, rows, queue)
 
     def load() -> LanguageModel:
@@ -70,5 +80,6 @@ def serve(
         token or os.environ.get("UNMASK_TOKEN"),
         allow_host,
         patience,
+        allow_origin,
         told=lambda line: print(line, file=sys.stderr, flush=True),
     )

@@ -57,6 +57,7 @@ def create_app(
     begin: Callable[[], None],
     hosts: Collection[str],
     token: str | None = None,
+    origins: Collection[str] = (),
 ) -> Guard:
     """The application; `begin` is called once it runs, and sees to the model."""
 
@@ -78,7 +79,7 @@ def create_app(
         app.add_exception_handler(kind, problem)
     _add_routes(app, service)
     _add_pages(app)
-    return Guard(app, service.metrics, hosts, token, service.limits.body_bytes)
+    return Guard(app, service.metrics, hosts, token, service.limits.body_bytes, origins)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from unmask.serve.connection import Connection
 from unmask.serve.engine import GRACE
 from unmask.serve.service import Service
 
@@ -23,6 +24,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, service: Service, patience: float, **options: Any) -> None:
         limit = math.ceil(patience + GRACE + TO_SAY_SO)
+        options = {"http": Connection, "ws": "none", **options}
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=limit, **options))
         self.service, self.patience = service, patience
         self.ended = True

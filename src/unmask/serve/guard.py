@@ -2,7 +2,8 @@
 
 A server on 127.0.0.1 is within reach of every page that its owner's browser shows. So the Host header must be
 one that was allowed (else a name that is made to point here could speak to it), and a request that says where
-it comes from must come from here.
+it comes from must come from here, or from an origin that was allowed; to pages of the latter, the browser is
+told that they may read the answer (CORS).
 """
 
 from __future__ import annotations
@@ -32,16 +33,29 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+CORS = {
+    "access-control-allow-methods": "GET, HEAD, POST",
+    "access-control-allow-headers": "*, Authorization, Content-Type",
+    "access-control-max-age": "600",
+}
+"""What a browser asks before it lets a page of another origin send a request."""
 
 
 class Guard:
     """An ASGI application around another."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, hosts: Collection[str], token: str | None, body_bytes: int
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        hosts: Collection[str],
+        token: str | None,
+        body_bytes: int,
+        origins: Collection[str] = (),
     ) -> None:
         self.app, self.metrics, self.token, self.body_bytes = app, metrics, token, body_bytes
         self.hosts = {host.lower() for host in hosts}
+        self.origins = {check_origin(origin) for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -54,34 +68,76 @@ class Guard:
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
+        always = {**HEADERS, **self._shared(headers)}
+        # What is answered to HEAD is what GET would get; the server leaves the body out.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                extra = [(name.encode(), value.encode("latin-1")) for name, value in always.items()]
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
         try:
-            self._check(scope["method"], scope["path"], headers)
-            await self.app(scope, self._limited(receive), answer)
+            self._check_source(scope["method"], headers)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await answer({"type": "http.response.start", "status": 204, "headers": _raw(CORS)})
+                await answer({"type": "http.response.body"})
+                return
+            self._check(asked["method"], asked["path"], headers)
+            await self.app(asked, self._limited(receive), answer)
         except HTTPException as refusal:
             await _refuse(refusal, answer)
         finally:
             # Only routes that exist get a line of their own, or strangers could make any number of them.
-            route = getattr(scope.get("route"), "path", "other")
+            route = getattr(asked.get("route"), "path", "other")
             self.metrics.requests.labels(route, str(status)).inc()
             self.metrics.latency.labels(route).observe(time.perf_counter() - began)
 
-    def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
+    def _shared(self, headers: dict[str, str]) -> dict[str, str]:
+        """Headers that let the page of an allowed origin read the answer."""
+        if not self.origins:
+            return {}
+        origin = headers.get("origin", "")
+        if not self._is_allowed(origin):
+            return {"vary": "Origin"}
+        shared = {
+            "vary": "Origin",
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "Retry-After",
+            "cross-origin-resource-policy": "cross-origin",
+        }
+        if "access-control-request-private-network" in headers:
+            shared["access-control-allow-private-network"] = "true"
+        return shared
+
+    def _is_allowed(self, origin: str) -> bool:
+        return bool(origin) and ("*" in self.origins or origin.lower() in self.origins)
+
+    def _check_source(self, method: str, headers: dict[str, str]) -> None:
+        """Where a request goes and comes from."""
         host = _hostname(headers.get("host", ""))
         if host not in self.hosts:
             raise HTTPException(400, f"this server is not called {host!r}; --allow-host adds a name")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Whoever stands in front may believe the other of both, and take the body for a request.
+            raise HTTPException(
+                400,
+                "a request has either Content-Length or Transfer-Encoding, not both",
+                {"connection": "close"},
+            )
         origin = headers.get("origin")
-        elsewhere = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-        if elsewhere or (headers.get("sec-fetch-site") == "cross-site" and method != "GET"):
-            raise HTTPException(403, "requests from other sites are not answered")
+        if origin is not None and self._is_allowed(origin):
+            return
+        elsewhere = origin is not None and _place(origin) != headers.get("host", "").lower()
+        if elsewhere or (headers.get("sec-fetch-site") == "cross-site" and method not in ("GET", "HEAD")):
+            raise HTTPException(
+                403, "requests from other sites are not answered; --allow-origin allows the pages of one"
+            )
+
+    def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
         if self.token is not None and path != "/health" and not _allowed(headers, self.token):
             raise HTTPException(
                 401,
@@ -123,9 +179,31 @@ async def _refuse(refusal: HTTPException, send: Send) -> None:
         "content-length": str(len(body)),
         **(refusal.headers or {}),
     }
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status_code, "headers": raw})
+    await send({"type": "http.response.start", "status": refusal.status_code, "headers": _raw(headers)})
     await send({"type": "http.response.body", "body": body})
+
+
+def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def check_origin(origin: str) -> str:
+    """An origin as browsers send it, or * for all; a sentence if it is neither."""
+    scheme, _, place = origin.lower().rstrip("/").partition("://")
+    if origin != "*" and (not scheme.isalnum() or not place or _place(f"{scheme}://{place}") != place):
+        raise ValueError(
+            f"{origin!r} is no origin: write scheme, name and port alone, as in https://my.site:3000,"
+            " or * for all of them"
+        )
+    return origin if origin == "*" else f"{scheme}://{place}"
+
+
+def _place(origin: str) -> str | None:
+    """Name and port of an origin; None if it is malformed."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _hostname(host: str) -> str:

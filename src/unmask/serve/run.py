@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from unmask.model import LanguageModel
 from unmask.serve.app import create_app
 from unmask.serve.draining import DrainingServer
-from unmask.serve.guard import LOOPBACK
+from unmask.serve.guard import LOOPBACK, check_origin
 from unmask.serve.service import Service
 
 
@@ -26,6 +26,7 @@ def serve(
     token: str | None = None,
     allowed: Collection[str] = (),
     patience: float = 30.0,
+    origins: Collection[str] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Listen until a signal; `load` brings the model while the server already answers /health.
@@ -38,6 +39,8 @@ def serve(
             f"{host} can be reached by others, so it needs a token:"
             " --token SECRET, or the variable UNMASK_TOKEN"
         )
+    for origin in origins:
+        check_origin(origin)
     listening = listen(host, port)
     failed: list[Exception] = []
 
@@ -49,7 +52,7 @@ def serve(
         service.begin(load, lambda: told(f"{service.name} is ready"), give_up)
 
     hosts = {*LOOPBACK, host, *allowed}
-    app = create_app(service, begin, hosts, token)
+    app = create_app(service, begin, hosts, token, origins)
     server = DrainingServer(
         app, service, patience, log_level="warning", access_log=False, server_header=False
     )

@@ -1,0 +1,169 @@
+"""Clients who do not finish what they began, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from served import Served, serving, until
+from unmask.serve.connection import Connection, most_connections
+
+HEAD = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = b'{"text": "abc", "draws": 16}'
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(Connection, "head_seconds", 0.5)
+    monkeypatch.setattr(Connection, "body_seconds", 0.5)
+    with serving() as served:
+        yield served
+
+
+def connected(server: Served) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    try:
+        while part := connection.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"", b""),
+        (b"GET /he", b"the headers of a request must arrive within 0.5 seconds"),
+        (HEAD, b"the headers of a request must arrive"),
+        (HEAD + b"Content-Length: 30\r\n\r\n{", b"the body of a request must arrive within 0.5 seconds"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\n{", b"the body of a request must arrive"),
+    ],
+)
+def test_half_a_request_is_not_waited_for(hasty: Served, sent: bytes, told: bytes) -> None:
+    with connected(hasty) as connection:
+        connection.sendall(sent)
+        answer = rest(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ") if told else answer == b""
+    assert told in answer
+    assert hasty.http.get("/ready").status_code == 200
+
+
+def test_byte_by_byte_is_too_slow_as_well(hasty: Served) -> None:
+    with connected(hasty) as connection:
+        began = time.monotonic()
+        try:
+            for byte in b"\r\n" * 4 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+        except OSError:
+            pass
+        assert time.monotonic() - began < 20  # all of it would take 33
+        with pytest.raises(OSError):
+            for _ in range(3):
+                connection.sendall(b"\r\n")
+                time.sleep(0.1)
+
+
+def test_a_get_with_half_a_body_is_closed_too(hasty: Served) -> None:
+    with connected(hasty) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
+        assert rest(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_long_answers_and_several_requests_on_a_connection_are_fine(hasty: Served) -> None:
+    model = hasty.service.model.denoise
+    inner = model.forward
+
+    def slowly(*given: object, **named: object) -> object:
+        time.sleep(0.2)
+        return inner(*given, **named)  # type: ignore[arg-type]
+
+    model.forward = slowly  # type: ignore[method-assign]
+    body = {"template": "<mask:8>", "steps": 8, "sampler": "confidence"}
+    assert hasty.post("/v1/infill", **body).status_code == 200  # over a second, on a kept connection
+    assert hasty.post("/v1/infill", **body).status_code == 200
+    request = HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+    with connected(hasty) as connection:
+        connection.sendall(request * 2 + request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        assert rest(connection).count(b"HTTP/1.1 200 ") == 3
+
+
+def test_where_there_are_too_many_the_idle_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "most", 20)
+    with serving() as server:
+        crowd = [connected(server) for _ in range(60)]
+        try:
+            for each in crowd:
+                try:
+                    each.sendall(b"GET / HTTP/1.1\r\n")
+                except OSError:
+                    pass
+            for _ in range(3):
+                assert httpx.get(f"{server.url}/ready", timeout=20).status_code == 200
+            assert rest(crowd[0]) == b""  # closed, long before its time
+        finally:
+            for each in crowd:
+                each.close()
+
+
+def test_who_is_being_answered_is_not_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "most", 2)
+    with serving() as server:
+        model, gate = server.service.model.denoise, threading.Event()
+        inner = model.forward
+
+        def waiting(*given: object, **named: object) -> object:
+            gate.wait(20)
+            return inner(*given, **named)  # type: ignore[arg-type]
+
+        model.forward = waiting  # type: ignore[method-assign]
+        codes: list[int] = []
+        url = f"{server.url}/v1/score"
+
+        def ask() -> None:
+            codes.append(httpx.post(url, json=json.loads(BODY), timeout=30).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert server.service.engine is not None
+        until(lambda: _refused(server))
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert codes == [200, 200]
+
+
+def _refused(server: Served) -> bool:
+    with connected(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return b"all 2 connections of this server are in use" in rest(connection)
+
+
+def test_two_lengths_are_none(hasty: Served) -> None:
+    smuggled = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(hasty) as connection:
+        both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        connection.sendall(HEAD + both + smuggled)
+        answer = rest(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"either Content-Length or Transfer-Encoding" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_the_number_follows_the_systems() -> None:
+    assert 16 <= most_connections(10**9) <= 10**9
+    assert most_connections(100) <= 100
