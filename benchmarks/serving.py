@@ -42,7 +42,8 @@ def server(model: str) -> Iterator[tuple[str, int]]:
     found = re.search(r"http://\S+?(?=/)", process.stderr.readline())
     if found is None:
         raise SystemExit("the server did not start")
-    threading.Thread(target=process.stderr.read, daemon=True).start()
+    reading = threading.Thread(target=process.stderr.read, daemon=True)
+    reading.start()
     try:
         while _status(found[0]) != 200:
             time.sleep(0.1)
@@ -50,6 +51,8 @@ def server(model: str) -> Iterator[tuple[str, int]]:
     finally:
         process.terminate()
         process.wait()
+        reading.join()
+        process.stderr.close()
 
 
 def _status(url: str) -> int:

@@ -22,7 +22,22 @@ from benchmarks.serving import _megabytes, server
 from unmask import LanguageModel, Tokenizer, save
 from unmask.recipes import RECIPES
 
-WORDS = "def class import return for in range self None True x y i if else while with open as".split()
+WORDS = (
+    "def",
+    "class",
+    "import",
+    "return",
+    "for",
+    "in",
+    "range",
+    "self",
+    "None",
+    "x",
+    "if",
+    "else",
+    "with",
+    "as",
+)
 
 
 def request(number: int, seed: int = 0) -> tuple[str, dict[str, Any]]:
@@ -72,7 +87,9 @@ def measured(model: str, count: int, clients: int) -> list[float]:
             sizes.append(_megabytes(pid))
             told = ", ".join(f"{many} x {status}" for status, many in sorted(statuses.items()))
             pace = sum(statuses.values()) / seconds
-            print(f"{(part + 1) * count // 10:,}: {sizes[-1]:.0f} MB, {pace:.0f} a second ({told})", flush=True)
+            print(
+                f"{(part + 1) * count // 10:,}: {sizes[-1]:.0f} MB, {pace:.0f} a second ({told})", flush=True
+            )
     return sizes
 
 

@@ -7,12 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
 
 from served import Served, serving, until
 from unmask.serve.connection import Connection, most_connections
+from unmask.serve.service import Ticket
 
 HEAD = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "abc", "draws": 16}'
@@ -34,11 +37,9 @@ def connected(server: Served) -> socket.socket:
 def rest(connection: socket.socket) -> bytes:
     """All that comes until the server closes."""
     found = b""
-    try:
+    with suppress(ConnectionResetError):
         while part := connection.recv(65536):
             found += part
-    except ConnectionResetError:
-        pass
     return found
 
 
@@ -64,17 +65,16 @@ def test_half_a_request_is_not_waited_for(hasty: Served, sent: bytes, told: byte
 def test_byte_by_byte_is_too_slow_as_well(hasty: Served) -> None:
     with connected(hasty) as connection:
         began = time.monotonic()
-        try:
-            for byte in b"\r\n" * 4 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.05)
-        except OSError:
-            pass
+        slow = b"\r\n" * 4 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100
+        with pytest.raises((BrokenPipeError, ConnectionError)):
+            _drip(connection, slow)
         assert time.monotonic() - began < 20  # all of it would take 33
-        with pytest.raises(OSError):
-            for _ in range(3):
-                connection.sendall(b"\r\n")
-                time.sleep(0.1)
+
+
+def _drip(connection: socket.socket, sent: bytes) -> None:
+    for byte in sent:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
 
 
 def test_a_get_with_half_a_body_is_closed_too(hasty: Served) -> None:
@@ -107,10 +107,8 @@ def test_where_there_are_too_many_the_idle_ones_go(monkeypatch: pytest.MonkeyPat
         crowd = [connected(server) for _ in range(60)]
         try:
             for each in crowd:
-                try:
+                with suppress(OSError):
                     each.sendall(b"GET / HTTP/1.1\r\n")
-                except OSError:
-                    pass
             for _ in range(3):
                 assert httpx.get(f"{server.url}/ready", timeout=20).status_code == 200
             assert rest(crowd[0]) == b""  # closed, long before its time
@@ -131,26 +129,27 @@ def test_who_is_being_answered_is_not_sent_away(monkeypatch: pytest.MonkeyPatch)
 
         model.forward = waiting  # type: ignore[method-assign]
         codes: list[int] = []
-        url = f"{server.url}/v1/score"
+        url, ticket, begun = f"{server.url}/v1/score", server.service.ticket, []
+
+        def counted(*given: Any, **named: Any) -> Ticket:
+            begun.append(ticket(*given, **named))
+            return begun[-1]
+
+        monkeypatch.setattr(server.service, "ticket", counted)
 
         def ask() -> None:
             codes.append(httpx.post(url, json=json.loads(BODY), timeout=30).status_code)
 
         threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
+        for number, thread in enumerate(threads, start=1):
             thread.start()
-        assert server.service.engine is not None
-        until(lambda: _refused(server))
+            until(lambda number=number: len(begun) == number)  # type: ignore[misc]
+        with connected(server) as connection:
+            assert b"all 2 connections of this server are in use" in rest(connection)
         gate.set()
         for thread in threads:
             thread.join()
         assert codes == [200, 200]
-
-
-def _refused(server: Served) -> bool:
-    with connected(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        return b"all 2 connections of this server are in use" in rest(connection)
 
 
 def test_two_lengths_are_none(hasty: Served) -> None:

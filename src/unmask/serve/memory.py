@@ -17,6 +17,9 @@ CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def bound_caches() -> None:
-    """Keep little of each shape; to be called before torch computes. Who has set a variable is not overruled."""
+    """Keep little of each shape; to be called before torch computes.
+
+    Who has set a variable is not overruled.
+    """
     for name in CACHES:
         os.environ.setdefault(name, str(SHAPES))
