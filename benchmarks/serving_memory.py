@@ -59,11 +59,12 @@ def request(number: int, seed: int = 0) -> tuple[str, dict[str, Any]]:
 
 def ask(url: str, numbers: range, clients: int) -> tuple[float, dict[int, int]]:
     """The seconds that so many requests took, and how many had which status."""
-    place, statuses = threading.local(), dict[int, int]()
+    place, statuses, opened = threading.local(), dict[int, int](), list[http.client.HTTPConnection]()
 
     def one(number: int) -> int:
         if not hasattr(place, "connection"):
             place.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=300)
+            opened.append(place.connection)
         path, body = request(number)
         place.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         answer = place.connection.getresponse()
@@ -74,6 +75,8 @@ def ask(url: str, numbers: range, clients: int) -> tuple[float, dict[int, int]]:
     with ThreadPoolExecutor(clients) as pool:
         for status in pool.map(one, numbers):
             statuses[status] = statuses.get(status, 0) + 1
+    for connection in opened:
+        connection.close()
     return time.perf_counter() - start, statuses
 
 
