@@ -40,8 +40,8 @@ def language_model(objective: AnyObjective | None = None, length: int = LENGTH) 
 class Served:
     """A running server."""
 
-    def __init__(self, service: Service, url: str) -> None:
-        self.service, self.url = service, url
+    def __init__(self, service: Service, url: str, stop: Callable[[], None]) -> None:
+        self.service, self.url, self.stop = service, url, stop
         self.http = httpx.Client(base_url=url, timeout=60)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -69,15 +69,19 @@ def serving(
     server = DrainingServer(app, service, patience, log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    served = Served(service, f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+    served = Served(service, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
     try:
         until(lambda: server.started and (service.ready or not ready))
         yield served
     finally:
         served.http.close()
-        server.should_exit = True
-        thread.join()
-        listening.close()
+        stop()
 
 
 def until(holds: Callable[[], bool], seconds: float = 20) -> None:

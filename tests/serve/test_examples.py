@@ -47,12 +47,13 @@ def prose() -> Tokenizer:
 @pytest.mark.parametrize("length", [1, 7, 48, 1024])
 def test_the_kind_and_length_of_a_text_fit(tokenizer: Tokenizer, names: set[str], length: int) -> None:
     found = examples(tokenizer, length)
-    assert found[0][0] in names
-    for _, template in found:
-        pieces = segments(template)
+    assert found[0].name in names
+    for example in found:
+        pieces = segments(example.template)
         sizes = [piece if isinstance(piece, int) else len(tokenizer.encode(str(piece))) for piece in pieces]
         assert 1 <= sum(sizes) <= length
         assert any(isinstance(piece, int) for piece in pieces)
+        assert len(tokenizer.encode(example.text)) <= length
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ from unmask.serve.service import (
 )
 from unmask.serve.wording import HoledText
 
-SCRIPTS = ("page.js", "common.js", "story.js", "write.js", "score.js")
-
 GONE = 499
 """What nginx calls a client that did not wait; nobody reads it."""
 
@@ -166,6 +164,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 def _add_pages(app: FastAPI) -> None:
     page = files("unmask.serve") / "page"
+    scripts = sorted(file.name for file in page.iterdir() if file.name.endswith(".js"))
 
     def served(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
         content = (page / name).read_bytes()
@@ -178,7 +177,7 @@ def _add_pages(app: FastAPI) -> None:
     for path, name, kind in (
         ("/", "index.html", "text/html; charset=utf-8"),
         ("/page.css", "page.css", "text/css; charset=utf-8"),
-        *((f"/{name}", name, "text/javascript; charset=utf-8") for name in SCRIPTS),
+        *((f"/{name}", name, "text/javascript; charset=utf-8") for name in scripts),
     ):
         app.add_api_route(path, served(name, kind), include_in_schema=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from unmask.data.tokenizer import Tokenizer
+from unmask.serve.schemas import Example
 
 MOST = 4
 """How many examples are offered."""
@@ -16,39 +17,27 @@ MOST = 4
 SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Function": (
         ("def is_even(n):\n    if", " n is None", ":\n        return", " False", "\n"),
-        ("    for i in", " range(n)", ":\n        self.", "append", "(i)\n    return", " n", "\n"),
+        ("    for i in", " range(n)", ":\n        self.", "append", "(i)\n    return", " n"),
     ),
     "Class": (
         ("class Counter:\n    def __init__(self, name", "=None", "):\n        self.name =", " name", "\n"),
         ("\n    def add(self, value):\n        if", " value is None", ":\n            raise", " ValueError"),
-        ("\n        self.", "count", " += len(value)\n        return self.", "count", "\n"),
+        ("\n        self.", "count", " += len(value)\n        return self.", "count"),
     ),
     "Story": (
         ("The old man had lived by the", " river", " all his life, and he knew", " every boat"),
         (" that came down it. In the evening, when the", " work", " was done, he", " sat before"),
-        (
-            " his house and told the",
-            " children",
-            " about the great city.\n",
-        ),
+        (" his house and told the", " children", " about the great city."),
     ),
     "Article": (
         ("The town was founded in the", " nineteenth", " century, and its first", " railway station"),
         (" was opened a few years later. Today it is known for its", " old university"),
-        (
-            ", which has",
-            " more than",
-            " ten thousand students.\n",
-        ),
+        (", which has", " more than", " ten thousand students."),
     ),
     "Letters": (
         ("the old man had lived by the ", "river", " all his life and he knew ", "every boat"),
         (" that came down it in the evening when the ", "work", " was done he ", "sat before"),
-        (
-            " his house and told the ",
-            "children",
-            " about the great city",
-        ),
+        (" his house and told the ", "children", " about the great city"),
     ),
     "Protein": (
         ("MKLAVTGSWE", "DLRKQ", "HFNPIYCMAG", "TVEKL", "RSDWQ"),
@@ -66,14 +55,13 @@ INSTEAD = {"Letters": "Story", "Protein": "Story", "DNA": "Protein"}
 
 
 @lru_cache(maxsize=8)
-def examples(tokenizer: Tokenizer, length: int) -> list[tuple[str, str]]:
-    """Names and templates of at most `length` tokens, the most fitting first; there is always one."""
+def examples(tokenizer: Tokenizer, length: int) -> list[Example]:
+    """Of at most `length` tokens, the most fitting first; there is always one."""
     fits = {name: fit for name in SAMPLES if (fit := _fit(tokenizer, name)) is not None}
     best = max((fit[0] for fit in fits.values()), default=0.0)
     names = [name for name, fit in fits.items() if fit[0] >= best / 2 and INSTEAD.get(name) not in fits]
     names.sort(key=lambda name: fits[name], reverse=True)
-    found = [(name, _template(tokenizer, SAMPLES[name], length)) for name in names[:MOST]]
-    return found or [("Tokens", _any_tokens(tokenizer, length))]
+    return [_example(tokenizer, name, length) for name in names[:MOST]] or [_letters(tokenizer, length)]
 
 
 def _fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
@@ -89,33 +77,34 @@ def _fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
     return round(len(text) / len(ids), 1), len(set(ids))
 
 
-def _template(tokenizer: Tokenizer, parts: tuple[tuple[str, ...], ...], length: int) -> str:
+def _example(tokenizer: Tokenizer, name: str, length: int) -> Example:
     """As much of a sample as has room, with holes as long as what they hide; at least one hole."""
-    written, room = "", length
+    template, text, room, parts = "", "", length, SAMPLES[name]
     for part in parts:
         sizes = [len(tokenizer.encode(piece)) for piece in part]
         if sum(sizes) > room:
             break
-        pieces = zip(part, sizes, strict=True)
-        written += "".join(
-            f"<mask:{size}>" if place % 2 else piece for place, (piece, size) in enumerate(pieces)
-        )
+        pieces = enumerate(zip(part, sizes, strict=True))
+        template += "".join(f"<mask:{size}>" if place % 2 else piece for place, (piece, size) in pieces)
+        text += "".join(part)
         room -= sum(sizes)
-    return written or _one_hole(tokenizer, parts[0][0], length)
+    if text:
+        return Example(name=name, template=template, text=text)
+    return _one_hole(tokenizer, name, parts[0][0], length)
 
 
-def _one_hole(tokenizer: Tokenizer, text: str, length: int) -> str:
+def _one_hole(tokenizer: Tokenizer, name: str, text: str, length: int) -> Example:
     """The beginning of a text and a hole after it, where there is no room for more."""
     hole = max(1, min(16, length // 3))
     ends = range(len(text), -1, -1)
     end = next(end for end in ends if end == 0 or len(tokenizer.encode(text[:end])) <= length - hole)
-    return f"{text[:end]}<mask:{hole}>"
+    return Example(name=name, template=f"{text[:end]}<mask:{hole}>", text=text[:end])
 
 
-def _any_tokens(tokenizer: Tokenizer, length: int) -> str:
+def _letters(tokenizer: Tokenizer, length: int) -> Example:
     """Letters of an alphabet that none of the samples is written in, and a hole."""
     seen = sorted(token for token in tokenizer.inner.get_vocab() if len(token) == 1 and token.isalnum())
     try:
-        return _one_hole(tokenizer, "".join(seen[:8]), length)
+        return _one_hole(tokenizer, "Tokens", "".join(seen[:8]), length)
     except ValueError:  # they cannot stand side by side
-        return _one_hole(tokenizer, "", length)
+        return _one_hole(tokenizer, "Tokens", "", length)

@@ -255,10 +255,11 @@ class ScoreAnswer(BaseModel):
 
 
 class Example(BaseModel):
-    """A template of the kind of text that the model was trained on, and within its length."""
+    """A template of the kind of text that the model was trained on, within its length, and its whole text."""
 
     name: str
     template: str
+    text: str
 
 
 class ModelCard(BaseModel):

@@ -21,7 +21,7 @@ from unmask.serve.engine import ClosedError, Engine, LateError, Task, Work
 from unmask.serve.examples import examples
 from unmask.serve.limits import LimitError, Limits, check, within
 from unmask.serve.metrics import Metrics
-from unmask.serve.schemas import Example, ModelCard, Writing
+from unmask.serve.schemas import ModelCard, Writing
 from unmask.serve.wording import HoledText, Wording
 
 NO_LIMIT = 4096
@@ -186,7 +186,6 @@ class Service:
         """What there is to know before asking."""
         denoise = self.model.denoise
         named = list(BY_NAME) if isinstance(denoise.process, Masking | BlockMasking) else []
-        tokenizer = self.wording.tokenizer
         room = min(self.length, self.limits.prompt_tokens, self.limits.max_tokens)
         return ModelCard(
             id=self.name,
@@ -197,7 +196,7 @@ class Service:
             length=self.length,
             samplers=["default", *named],
             default_sampler=_name(self.model.default_sampler(1)),
-            examples=[Example(name=name, template=template) for name, template in examples(tokenizer, room)],
+            examples=examples(self.wording.tokenizer, room),
             limits=asdict(self.limits),
         )
 

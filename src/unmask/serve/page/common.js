@@ -1,48 +1,18 @@
-/* What all parts of the page share: the server, elements, small words. */
+/* What all parts of the page share: elements, small words, where things are on the screen. */
 
 export const $ = (id) => document.getElementById(id);
-
-export async function ask(path, body, signal) {
-  const options = body === undefined ? {} : {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
-  };
-  const answer = await fetch(path, options);
-  if (!answer.ok) throw new Error(await sentence(answer));
-  return answer;
-}
-
-async function sentence(answer) {
-  try {
-    return (await answer.json()).error.message;
-  } catch {
-    return `the server answered ${answer.status}`;
-  }
-}
-
-/* Server-sent events of a POST, which EventSource cannot do. */
-export async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    rest += value;
-    for (let end = rest.indexOf("\n\n"); end >= 0; end = rest.indexOf("\n\n")) {
-      const event = {};
-      for (const line of rest.slice(0, end).split("\n")) {
-        const colon = line.indexOf(": ");
-        event[line.slice(0, colon)] = line.slice(colon + 2);
-      }
-      rest = rest.slice(end + 2);
-      yield { name: event.event, data: JSON.parse(event.data) };
-    }
-  }
-}
 
 export function make(name, kind = "", text = "") {
   const element = document.createElement(name);
   if (kind) element.className = kind;
   if (text) element.textContent = text;
+  return element;
+}
+
+export function button(text, pressed, kind = "") {
+  const element = make("button", kind, text);
+  element.type = "button";
+  element.addEventListener("click", pressed);
   return element;
 }
 
@@ -60,20 +30,35 @@ export function problem(form, text) {
 
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-export async function copied(button, text) {
+export async function copied(button, text, told = "Copied") {
   const label = button.textContent;
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
+    button.textContent = told;
   } catch {
     button.textContent = "The browser does not allow it";
   }
   setTimeout(() => { button.textContent = label; }, 1500);
 }
 
-export function busy(form, on) {
-  $(form === "write" ? "go" : "score-go").disabled = on;
-  if (form === "write") $("stop").hidden = !on;
+export const visible = (text) => (/^\ufffd*$/.test(text) ? "(part of a character)"
+  : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣"));
+
+/* As if it had been typed: only then can the browser take it back with Ctrl+Z. */
+export function typed(field, start, end, text) {
+  field.focus();
+  field.setSelectionRange(start, end);
+  if (document.execCommand("insertText", false, text)) return;
+  field.setRangeText(text, start, end, "end");
+  field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-export const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "(part of a character)";
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+/* Scroll to what has appeared, unless a good part of it can be seen already. */
+export function bringIntoView(element) {
+  const box = element.getBoundingClientRect();
+  const seen = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
+  if (seen >= Math.min(box.height, innerHeight / 2)) return;
+  element.scrollIntoView({ block: "start", behavior: calm.matches ? "auto" : "smooth" });
+}

@@ -1,9 +1,12 @@
 /* The page: its tabs, the model it talks to, and its two forms. */
 
-import { $, ask, capital, make } from "./common.js";
-import { setUpScoring } from "./score.js";
+import { $, button, capital, make } from "./common.js";
+import { samplerHelp } from "./help.js";
+import { setUpScoring, setScoreText } from "./score.js";
+import { ask, model } from "./server.js";
+import { keepSoon, restoreSampler, setUpState } from "./state.js";
 import { setUpStory } from "./story.js";
-import { setUpWriting } from "./write.js";
+import { setUpWriting, setText } from "./write.js";
 
 function choose(tab) {
   for (const each of document.querySelectorAll("[role=tab]")) {
@@ -12,6 +15,7 @@ function choose(tab) {
     each.tabIndex = chosen ? 0 : -1;
     $(each.getAttribute("aria-controls")).hidden = !chosen;
   }
+  keepSoon();
 }
 
 function setUpTabs() {
@@ -26,22 +30,57 @@ function setUpTabs() {
       next.focus();
     });
   }
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    const form = document.querySelector("[role=tabpanel]:not([hidden]) form");
+    if (!form.querySelector("[type=submit]").disabled) form.requestSubmit();
+  });
+}
+
+function tellSampler() {
+  const { text, counted } = samplerHelp($("sampler").value, model.default_sampler);
+  $("sampler-help").textContent = text;
+  $("steps").disabled = !counted;
+}
+
+function showSamplers() {
+  $("sampler").replaceChildren(...model.samplers.map((name) => {
+    const option = make("option", "", name === "default" ? `default: ${model.default_sampler}` : name);
+    option.value = name;
+    return option;
+  }));
+  $("sampler").addEventListener("change", tellSampler);
+  tellSampler();
+  restoreSampler();
+}
+
+function showLimits() {
+  for (const field of ["n", "steps", "draws"]) $(field).max = model.limits[field];
+  $("length").max = Math.min(model.length, model.limits.max_tokens);
+  const length = model.length >= 256 ? 48 : Math.max(1, Math.min(16, Math.floor(model.length / 3)));
+  const untouched = $("length").value === $("length").defaultValue;
+  $("length").defaultValue = Math.min(length, $("length").max);
+  if (untouched) $("length").value = $("length").defaultValue;
+}
+
+function showExamples() {
+  for (const [group, set] of [["examples", setText], ["score-examples", setScoreText]]) {
+    $(group).append(...model.examples.map((example) => button(example.name, () => set(example, true), "small")));
+    $(group).hidden = false;
+    set(model.examples[0], false);
+  }
 }
 
 async function findModel() {
   try {
-    const { data: [model] } = await (await ask("/v1/models")).json();
+    const { data: [found] } = await (await ask("/v1/models")).json();
+    Object.assign(model, found);
     const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.parameters);
     $("model").textContent = `${model.id}: ${model.kind}, ${size} parameters, up to ${model.length} tokens`;
-    $("sampler").replaceChildren(...model.samplers.map((name) => {
-      const option = make("option", "", name);
-      option.value = name;
-      return option;
-    }));
-    const limits = { n: "n", steps: "steps", draws: "draws" };
-    for (const [field, limit] of Object.entries(limits)) $(field).max = model.limits[limit];
-    $("length").max = Math.min(model.length, model.limits.max_tokens);
-    $("length").value = Math.min($("length").value, $("length").max);
+    showSamplers();
+    showLimits();
+    showExamples();
   } catch (error) {
     $("model").textContent = capital(error.message);
     setTimeout(findModel, 2000);
@@ -52,4 +91,5 @@ setUpTabs();
 setUpWriting();
 setUpStory();
 setUpScoring();
+setUpState();
 findModel();

@@ -1,22 +1,43 @@
 /* The form that scores a text. */
 
-import { $, ask, busy, capital, make, problem, svg, visible } from "./common.js";
+import { $, bringIntoView, make, problem, svg, typed, visible } from "./common.js";
+import { ask, Fault, number } from "./server.js";
+import { keep } from "./state.js";
 import { walk } from "./story.js";
+
+/* An example into the field: where there is nothing yet, or because somebody asked for it. */
+export function setScoreText(example, asked) {
+  const field = $("score-text"), before = document.activeElement;
+  if (!asked) { // a field that nobody has touched shows it
+    field.defaultValue = example.text;
+    return;
+  }
+  typed(field, 0, field.value.length, example.text);
+  before.focus({ preventScroll: true });
+  problem("score", "");
+}
+
+function wanted() {
+  const text = $("score-text").value;
+  if (!text) throw new Fault("There is no text to score yet: type or paste one.");
+  return { text, draws: number($("draws")) };
+}
 
 async function score(event) {
   event.preventDefault();
   problem("score", "");
-  busy("score", true);
-  $("score-status").textContent = "scoring…";
+  keep();
+  $("score-go").disabled = true;
   try {
-    const body = { text: $("score-text").value, draws: Number($("draws").value) };
+    const body = wanted();
+    $("score-status").textContent = "scoring…";
     showScore(await (await ask("/v1/score", body)).json());
-    $("score-status").textContent = "";
+    bringIntoView($("scored"));
   } catch (error) {
-    $("score-status").textContent = "";
-    problem("score", capital(error.message));
+    problem("score", error.message);
   } finally {
-    busy("score", false);
+    $("score-status").textContent = "";
+    $("score-go").disabled = false;
   }
 }
 

@@ -1,0 +1,21 @@
+/* What the samplers do, in a sentence each, and whether they are told how many steps to take. */
+
+const SAMPLERS = {
+  ancestral: ["in each step, a random part of the hidden tokens is written", true],
+  "first-hitting": ["one token after the other, in random order", false],
+  "random-order": ["in random order, equally many tokens in each step", true],
+  confidence: ["what the model is surest of first, equally many tokens in each step", true],
+  threshold: ["in each step everything that the model is sure enough of", false],
+  factor: ["in each step as many tokens as the model is sure of together", false],
+  "entropy-bounded": ["in each step as many tokens as leave little open", false],
+  remask: ["tokens may be hidden again and written anew, which corrects mistakes", true],
+  autoregressive: ["from left to right, one token after the other", false],
+  blockwise: ["block after block, from left to right; the steps are those of a block", true],
+  "uniform-ancestral": ["all holes are written in every step, and corrected in the next", true],
+};
+
+export function samplerHelp(name, usual) {
+  const [does, counted] = SAMPLERS[name === "default" ? usual : name] || ["", true];
+  const told = [name === "default" ? `For this model, “default” is ${usual}` : `The sampler ${name}`, does].filter(Boolean).join(": ");
+  return { text: counted ? `${told}.` : `${told}. It takes as many steps as it needs.`, counted };
+}
