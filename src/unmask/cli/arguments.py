@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,6 +100,25 @@ def check_precision(name: str, reached: float, asked: float | None) -> None:
         print(
             f"unmask: {name} has a standard error of {reached:.2%} and not the {asked:.2%} asked for",
             file=sys.stderr,
+        )
+
+
+def stdin_text() -> str:
+    """All of standard input, as one text."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input must be UTF-8 text; byte {error.start} is not") from None
+
+
+def hint_at_holes(what: str, texts: Sequence[str]) -> None:
+    """Say it if somebody writes a hole where it is none."""
+    from unmask.sampling.canvas import HOLE
+
+    found = next(filter(None, map(HOLE.search, texts)), None)
+    if found:
+        print(
+            f"unmask: {found[0]} in {what} is taken literally; `unmask infill` fills holes", file=sys.stderr
         )
 
 

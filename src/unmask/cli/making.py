@@ -193,6 +193,7 @@ def export(source: Model, out: Model, published: bool = False) -> None:
             [batch, length] in, log-probabilities of the clean token out.
         published: In the layout that such models are published in (MDLM, BD3LM, LLaDA, Dream, transformers).
     """
+    from unmask.cli.progress import working
     from unmask.experiment import averaged_model
     from unmask.release import export_onnx, save
 
@@ -203,7 +204,11 @@ def export(source: Model, out: Model, published: bool = False) -> None:
         raise ValueError(f"{out} exists already, and export replaces nothing: choose another name")
     run = (source / "experiment.json").exists()
     lm, facts = averaged_model(source, _warn) if run else (load_model(source), None)
-    print(export_onnx(lm, out) if onnx else save(lm, out, published=published, facts=facts))
+    if onnx:
+        with working("writing the ONNX graph, which takes a minute or so"):
+            print(export_onnx(lm, out))
+    else:
+        print(save(lm, out, published=published, facts=facts))
 
 
 def recipes() -> None:

@@ -47,31 +47,47 @@ def score(
     For example:
       unmask score runs/demo/model "def main():" "main def:()" --draws 256
       unmask score runs/demo/model "for i in range(10):" --precision 0.02
+      unmask score runs/demo/model - < my_text.txt
 
     Args:
         model: A model folder, of ours or in a published layout, or a name on the hub.
-        texts: One or more texts.
+        texts: One or more texts; - reads one from standard input. What is longer than the model reads at
+            once is scored in windows.
         draws: Random maskings of each text; more make the error smaller.
         precision: Draw as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
         seed: Of the maskings.
     """
+    from unmask.cli.arguments import hint_at_holes, stdin_text
+
     check_out(out)
+    read = [stdin_text() if text == "-" else text for text in texts]
+    hint_at_holes("a text that is scored", read)
     with shared_model(model) as (lm, speaks):
         lm.denoise.pack()
-        result = lm.score(list(texts), draws=draws, precision=precision, seed=seed)
+        result = lm.score(read, draws=draws, precision=precision, seed=seed)
+        longest = lm.denoise.max_length
         digest = model_digest(model)
     if not speaks:
         return
-    figures = [{"text": t, **each.figures()} for t, each in zip(texts, result.each, strict=True)]
-    for text, each in zip(texts, result.each, strict=True):
-        check_precision(repr(text), each.standard_error / each.nats_per_token, precision)
+    windows = [1 if longest is None else -(-each.tokens // longest) for each in result.each]
+    lines = list(zip(texts, result.each, windows, strict=True))
+    figures = [{"text": text, "windows": count, **each.figures()} for text, each, count in lines]
+    for text, each, _ in lines:
+        check_precision(_named(text), each.standard_error / each.nats_per_token, precision)
     if publish({"scores": figures}, seed, {}, digest, out, as_json):
         return
-    for each, text in zip(result.each, texts, strict=True):
+    for text, each, count in lines:
         print(
             f"{each.nats_per_token:.3f} ± {each.standard_error:.3f} nats/token"
-            f"  perplexity {each.perplexity:.2f}  {_bits(each)}{text!r}"
+            f"  perplexity {each.perplexity:.2f}  {_bits(each)}{_named(text)}"
+            + (f"  (in {count} windows of {longest} tokens)" if count > 1 else "")
         )
+
+
+def _named(text: str) -> str:
+    """A text, or enough of it to know it by."""
+    shown = repr(text)
+    return shown if len(shown) <= 200 else f"{shown[:197]}..."
 
 
 def evaluate(
@@ -236,10 +252,11 @@ def report(
         steps: In how many steps.
         seed: Of the measurement and the samples.
     """
+    from unmask.cli.progress import progress
     from unmask.report import ReportSettings, write_report
 
     settings = ReportSettings(rows=rows, samples=samples, steps=steps, seed=seed)
-    print(write_report(run, out, settings))
+    print(write_report(run, out, settings, progress))
 
 
 def _fetched(
@@ -260,9 +277,9 @@ def _fetched(
                     raise
                 missing[each] = f"{each} is missing: {error}"
     if not texts:
-        raise ValueError(
-            "; ".join(missing.values()) or "there is no text to measure: name files or text sets"
-        )
+        first = next(iter(missing.values()), "name files or text sets")
+        more = f" (and so are {len(missing) - 1} more: {', '.join(list(missing)[1:])})" if missing else ""
+        raise ValueError(f"there is no text to measure: {first}{more}")
     return texts, missing
 
 
@@ -305,5 +322,7 @@ def _print_generated(measured: list[Generated]) -> None:
         for each in measured
     ]
     print_table(header, lines)
+    if any(each.steps not in (None, each.network_calls) for each in measured):
+        print("steps were asked for, calls made: a step with nothing to write needs none", file=sys.stderr)
     if measured[0].judge is not None:
         print(f"judge: {measured[0].judge}")

@@ -81,6 +81,8 @@ def _read(argument: Argument, name: str, values: list[str], joined: bool) -> Any
 
 def _value(argument: Argument, name: str, text: str) -> Any:
     if argument.kind is Path:
+        if not text:
+            raise ValueError(f"{name} is empty, and must name a file or folder")
         return Path(text)
     try:
         text.encode()

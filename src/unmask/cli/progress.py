@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +36,28 @@ def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> It
             bar.stop()
     else:
         yield _Lines(what, total, unit).report
+
+
+@contextmanager
+def working(what: str, quiet: bool = False) -> Iterator[None]:
+    """For work that cannot say how far it is: how long it has taken, now and then."""
+    done = Event()
+
+    def tell() -> None:
+        started, pause = time.monotonic(), PATIENCE
+        while not done.wait(pause):
+            print(f"{what}: {time.monotonic() - started:.0f} s so far", file=sys.stderr, flush=True)
+            pause = EVERY
+
+    teller = Thread(target=tell, daemon=True)
+    if not quiet:
+        teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if not quiet:
+            teller.join()
 
 
 class _Bar:

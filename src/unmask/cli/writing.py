@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from unmask.cli.arguments import Json, Model, Number, Text, Texts, print_json, shared_model
+from unmask.cli.arguments import (
+    Json,
+    Model,
+    Number,
+    Text,
+    Texts,
+    hint_at_holes,
+    print_json,
+    shared_model,
+)
 from unmask.cli.signature import Inline, Option
 
 if TYPE_CHECKING:
@@ -175,12 +185,14 @@ def sample(
         length: How many tokens each; the model's longest if not given.
         prompt: What each text begins with.
     """
+    hint_at_holes("a prompt", [prompt])
     with shared_model(model) as (lm, speaks):
         sampler = writing.build(lm)
+        canvas = lm.blank(writing.n, length, prompt or ())
         dtype = set_dtype(lm, writing.dtype)
-        samples = _written(lm, lm.blank(writing.n, length, prompt or ()), sampler, writing, as_json)
+        samples = _written(lm, canvas, sampler, writing, as_json)
     if speaks:
-        _show(samples, dtype, as_json)
+        _show(samples, sampler, dtype, as_json)
 
 
 def complete(
@@ -203,11 +215,12 @@ def complete(
     """
     with shared_model(model) as (lm, speaks):
         sampler = writing.build(lm)
+        lm.check_room(writing.n * len(prompts), length)
         dtype = set_dtype(lm, writing.dtype)
         asked = [prompt for prompt in prompts for _ in range(writing.n)]
         samples = lm.complete(asked, length, sampler=sampler, seed=writing.seed, guide=writing.guide())
     if speaks:
-        _show(samples, dtype, as_json)
+        _show(samples, sampler, dtype, as_json, asked)
 
 
 def infill(
@@ -228,10 +241,17 @@ def infill(
     """
     with shared_model(model) as (lm, speaks):
         sampler = writing.build(lm)
+        canvas = lm.holes(template, writing.n)
+        followed = bool(((canvas[0] == lm.vocab.mask).int().diff() < 0).any())
+        if speaks and followed and not lm.sees_ahead:
+            print(
+                "unmask: this model reads from left to right only: what follows a hole is kept, but not seen",
+                file=sys.stderr,
+            )
         dtype = set_dtype(lm, writing.dtype)
-        samples = _written(lm, lm.holes(template, writing.n), sampler, writing, as_json)
+        samples = _written(lm, canvas, sampler, writing, as_json)
     if speaks:
-        _show(samples, dtype, as_json)
+        _show(samples, sampler, dtype, as_json)
 
 
 def set_dtype(lm: LanguageModel, dtype: Dtype) -> str:
@@ -282,14 +302,27 @@ def _counted(frames: Iterator[Samples], mask: int, sampler: AnySampler, quiet: b
     return frame
 
 
-def _show(samples: Samples, dtype: str, as_json: bool) -> None:
-    tokens = samples.ids
+def _show(
+    samples: Samples, sampler: AnySampler, dtype: str, as_json: bool, prompts: Sequence[str] = ()
+) -> None:
+    """Texts on stdout; between them lines, where nobody could see otherwise which text is which."""
     texts = None if samples.tokenizer is None else samples.texts
+    steps, calls = asked_steps(sampler), samples.network_calls
     if as_json:
-        calls = samples.network_calls
-        print_json({"texts": texts, "tokens": tokens, "network_calls": calls, "dtype": dtype})
+        told = {"texts": texts, "tokens": samples.ids, "steps": steps, "network_calls": calls, "dtype": dtype}
+        print_json({**told, "prompts": list(prompts)} if prompts else told)
         return
-    rows = texts or [" ".join(map(str, ids)) for ids in tokens]
-    apart = len(rows) > 1 and any("\n" in row for row in rows)  # or nobody sees where a text ends
+    rows = texts or [" ".join(map(str, ids)) for ids in samples.ids]
+    several = len(set(prompts)) > 1
+    apart = len(rows) > 1 and (several or any("\n" in row for row in rows))
     for number, row in enumerate(rows, start=1):
-        print(f"{f'─── {number} of {len(rows)} ':─<60}\n{row}" if apart else row)
+        after = f"after {_ending(prompts[number - 1])} " if several else ""
+        print(f"{f'─── {number} of {len(rows)} {after}':─<60}\n{row}" if apart else row)
+    if steps not in (None, calls) and sys.stderr.isatty():
+        print(f"{steps} steps asked for, {calls} network calls made", file=sys.stderr)
+
+
+def _ending(prompt: str) -> str:
+    """A prompt, or its end, to know it by."""
+    shown = repr(prompt)
+    return shown if len(shown) <= 40 else f"...{shown[-37:]}"

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 from unmask.data import formats
 from unmask.data.columns import AnyPairs, OneText, RowReading, documents_of
 from unmask.data.formats import Piece
+from unmask.data.hub import UNREACHABLE, lookup
 from unmask.data.saved import SPLITS, saved_files
 from unmask.data.sequences import FASTA, FASTQ, fasta, fastq
 from unmask.data.tables import JSON, SEEKING, tables
@@ -240,14 +241,21 @@ class _Hub:
         if folder.path.is_dir():  # whose fingerprint would know times and not contents
             return folder.identity()
         datasets: Any = formats.extra("datasets", "hub")
-        with self._explained():
+        with self._explained(), lookup(self.name) as online:
+            self._check(online)
             return str(datasets.load_dataset_builder(self.name, self.config).hash)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         datasets: Any = formats.extra("datasets", "hub")
-        with self._explained():
+        with self._explained(), lookup(self.name) as online:
+            self._check(online)
             # Errors of whoever uses a row are not raised in here: only loading is explained.
             yield from datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+
+    def _check(self, online: bool) -> None:
+        """Rows are streamed, so there must be somebody to stream them from; a folder is here."""
+        if not online:
+            raise ValueError(UNREACHABLE)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

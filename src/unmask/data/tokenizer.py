@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from unmask.data.hub import UNREACHABLE, lookup
 from unmask.data.lookup import ByteLookup, CharacterLookup, Ids
 from unmask.data.words import WordLookup, representative
 from unmask.untrusted import read_bytes
@@ -106,9 +107,10 @@ class Tokenizer:
         if Path(name).is_dir():
             return cls.from_file(Path(name) / "tokenizer.json")
         try:
-            return cls(tokenizers.Tokenizer.from_pretrained(name))
+            with lookup(name) as online:
+                return cls(tokenizers.Tokenizer.from_pretrained(name))
         except Exception as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n")[0] if online else UNREACHABLE
             raise ValueError(
                 f"the tokenizer {name!r} is neither a folder nor to be had from the hub: {reason}"
             ) from None

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from unmask.data.hub import PREFIX, UNREACHABLE, hub_name, lookup
 
 LOGITS_AT_ONCE = 2**27
 """How many numbers a batch's logits may hold (half a GiB in float32); a single window may hold more."""
@@ -169,6 +172,7 @@ def _windows(text: int, ids: list[int], past: list[int], context: int | None) ->
 
 def _locate(source: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str | None]:
     """A folder or a name on the hub, and the GGUF file in it that holds the model, if one does."""
+    source = os.fspath(source).removeprefix(PREFIX)
     path = Path(source)
     if path.is_file() and path.suffix == ".gguf" and gguf_file is None:
         return str(path.parent), path.name
@@ -183,6 +187,13 @@ def _locate(source: str | os.PathLike[str], gguf_file: str | None) -> tuple[str,
     return str(path), found[0]
 
 
+def _looked_up(place: str) -> AbstractContextManager[bool]:
+    """A folder is read; anything else is looked for on the hub, if it may be a name there."""
+    if "/" in place and not Path(place).exists() and hub_name(place) is None:
+        raise ValueError(f"there is no judge {place} here: it is neither a folder nor a .gguf file")
+    return lookup(place)
+
+
 def _read(place: str, gguf_file: str | None) -> tuple[Any, Any]:
     """The model and its tokenizer, which must be whole, causal, and made for each other."""
     extra, needed = ("hf", ["transformers"]) if gguf_file is None else ("gguf", ["accelerate", "gguf"])
@@ -193,8 +204,10 @@ def _read(place: str, gguf_file: str | None) -> tuple[Any, Any]:
     options: dict[str, Any] = {"trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
+    looking = _looked_up(place)
     try:
-        with _quiet():
+        with looking as online, _quiet():
+            options["local_files_only"] = not online
             config = AutoConfig.from_pretrained(place, **options)
             tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -207,7 +220,8 @@ def _read(place: str, gguf_file: str | None) -> tuple[Any, Any]:
                 output_loading_info=True,
             )
     except Exception as error:  # whatever the library finds wrong with a model, of many kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) if online else UNREACHABLE
+        reason = reason or type(error).__name__
         what = "is no judge that can be read" if Path(place).is_dir() else "is neither here nor on the hub"
         raise ValueError(f"{place} {what}: {reason}") from None
     model, report = loaded

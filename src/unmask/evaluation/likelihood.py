@@ -36,6 +36,9 @@ MARGIN = 1.5
 """By how much more is drawn than an error that is itself not well known asks for."""
 MOST_PASSES = 1024
 """Where the search for a requested precision ends."""
+MOST_DRAWS = 1 << 20
+MOST_REPLICATES = 1 << 12
+"""What may be asked for: the error is then a thousandth of that of one draw, or a sixtieth."""
 
 
 def score_ids(
@@ -51,9 +54,10 @@ def score_ids(
 
     A text longer than the model is cut into windows, which are scored one by one.
     """
-    if draws < 2 * REPLICATES:
+    if not isinstance(draws, int) or not 2 * REPLICATES <= draws <= MOST_DRAWS:
         raise ValueError(
-            f"draws must be at least {2 * REPLICATES}, so that an error can be told; got {draws}"
+            f"draws must be at least {2 * REPLICATES}, so that an error can be told, and at most"
+            f" {MOST_DRAWS:,}; got {draws!r}"
         )
     exact = isinstance(objective.process, LeftToRight)
     rows = 1 if exact else math.ceil(draws / REPLICATES)
@@ -131,6 +135,8 @@ def score_rows(
     exact = isinstance(objective.process, LeftToRight)
     if not exact and replicates < 2:
         raise ValueError(f"replicates must be at least 2, so that an error can be told; got {replicates}")
+    if replicates > MOST_REPLICATES:
+        raise ValueError(f"replicates are at most {MOST_REPLICATES:,}; got {replicates:,}")
     _check_precision(precision)
     firsts = range(0, wanted, loader.batch_size)
     dear = _prices(denoise, objective, loader.layout.length)

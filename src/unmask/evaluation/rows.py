@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from unmask.data import formats, sources
+from unmask.data.hub import UNREACHABLE, lookup
 from unmask.data.sources import SourceOptions
 
 Row: TypeAlias = dict[str, Any]
@@ -86,7 +87,9 @@ def parquet(file: Path) -> Iterator[Row]:
 def hub(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
     """The rows of a data set that the package `datasets` loads: of the hub, or in a local folder."""
     library: Any = formats.extra("datasets", "hub")
-    with _explained(f"the data set {name}"):
+    with _explained(f"the data set {name}"), lookup(name) as online:
+        if not online:
+            raise ValueError(UNREACHABLE)
         yield from library.load_dataset(name, config, split=split, revision=revision, streaming=True)
 
 

@@ -21,6 +21,7 @@ from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
 from unmask.guidance import Guidance, Guide
 from unmask.model.denoiser import Denoiser, ModelConfig
+from unmask.model.room import check_room
 from unmask.model.samples import Completions, Samples
 from unmask.objectives import AnyObjective
 from unmask.sampling import (
@@ -196,6 +197,8 @@ class LanguageModel:
             # Whose noise then is that of what is written, wherever it begins.
             sampler = Blockwise(sampler=sampler, stop=self.vocab.end)
         block = process.block if isinstance(process, BlockMasking) else None
+        if isinstance(length, int):
+            self.check_room(len(encoded), max(map(len, encoded), default=0) + length)
         tokens, valid = after_prompts(encoded, length, self.vocab.mask, block)
         written = valid & (tokens == self.vocab.mask)
         filled = self.fill(tokens, sampler, seed, None if bool(valid.all()) else valid, guide)
@@ -206,6 +209,7 @@ class LanguageModel:
         length = self.denoise.max_length if length is None else length
         if length is None:
             raise ValueError("this model has no longest length; say how many tokens to write with length=")
+        self.check_room(n, length)
         return blank(n, length, self.vocab.mask, self._ids(prompt))
 
     def holes(self, template: Template | Tensor, n: int = 1) -> Tokens:
@@ -220,9 +224,20 @@ class LanguageModel:
                 raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask} where one is")
         else:
             ids = from_template(template, self._ids, self.vocab.mask)
-        if n < 1:
-            raise ValueError(f"n must be at least 1; got {n}")
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"n must be at least 1; got {n!r}")
+        self.check_room(n, len(ids))
         return torch.tensor([ids] * n)
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether what follows a hole matters for what is written into it."""
+        return not isinstance(self.denoise.process, LeftToRight)
+
+    def check_room(self, rows: int, length: int) -> None:
+        """Refuse so many texts of so many tokens if they cannot be held in memory."""
+        width = self.denoise.backbone.output.weight.shape[-1]
+        check_room(rows, length, self.denoise.max_length, width)
 
     def fill(
         self,

@@ -4,29 +4,39 @@ it."""
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+from unmask.data.hub import NAME, UNREACHABLE, hub_name, lookup
+
 WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", "*.model"]
 """No code and, at first, no pickles."""
 
 
 def fetched(model: str | os.PathLike[str]) -> Path:
     """The folder itself if it is one, or that of a model on the hub, as in `kuleshov-group/mdlm-owt`."""
-    path = Path(model)
-    if path.exists() or not NAME.fullmatch(os.fspath(model)):
+    path, given = Path(model), os.fspath(model)
+    name = hub_name(given)
+    if name is None:
+        if NAME.fullmatch(given) and not path.exists():
+            raise ValueError(
+                f"there is no folder {given} here (and {path.parts[0]} is taken for a folder of yours:"
+                f" hub:{given} would be looked for on the hub)"
+            )
         return path
+    try:
+        with lookup(name) as online:
+            return _downloaded(name, online)
+    except Exception as error:  # of many kinds: no such model, no network, no permission
+        reason = " ".join(str(error).split()) if online else UNREACHABLE
+        raise ValueError(f"{name} is neither a folder nor to be had from the hub: {reason}") from None
+
+
+def _downloaded(name: str, online: bool) -> Path:
     import huggingface_hub
 
-    name = os.fspath(model)
-    try:
-        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=WANTED))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(
-                huggingface_hub.snapshot_download(name, allow_patterns=[*WANTED, "pytorch_model*.bin"])
-            )
-    except Exception as error:  # of many kinds: no such model, no network, no permission
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{name} is neither a folder nor to be had from the hub: {reason}") from None
-    return folder
+    known = not online
+    folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=WANTED, local_files_only=known))
+    if any(folder.glob("*.safetensors")):
+        return folder
+    pickles = [*WANTED, "pytorch_model*.bin"]
+    return Path(huggingface_hub.snapshot_download(name, allow_patterns=pickles, local_files_only=known))

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from unmask.data.folders import exclusive, replacing
-from unmask.report.contents import ReportSettings, gather
+from unmask.report.contents import Progress, ReportSettings, gather, silent
 
 __all__ = ["ReportSettings", "write_report"]
 
@@ -18,11 +18,12 @@ def write_report(
     run: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
     settings: ReportSettings = ReportSettings(),  # noqa: B008
+    progress: Progress = silent,
 ) -> Path:
     """Write `index.html`, `report.json` and a PNG of each figure to `out` (`run`/report); returns the page.
 
     The run may be still going: its newest checkpoint is measured then. An older report is replaced at one
-    stroke, and only once the new one is whole.
+    stroke, and only once the new one is whole. `progress` is told what is being done and how far it is.
     """
     from unmask.report.drawing import require_matplotlib
     from unmask.report.figures import draw_all
@@ -32,8 +33,9 @@ def write_report(
     folder = Path(run) / "report" if out is None else Path(out)
     final = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(final)
-    contents = gather(Path(run), settings)
-    drawings = draw_all(contents)
+    contents = gather(Path(run), settings, progress)
+    with progress("drawing", None, "figures"):
+        drawings = draw_all(contents)
     with exclusive(final) as alone, replacing(final, alone) as fresh:
         (fresh / PAGE).write_text(page(contents, drawings), encoding="utf-8")
         data = json.dumps(contents.to_json(), indent=1, ensure_ascii=False, allow_nan=False)

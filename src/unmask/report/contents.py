@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from unmask.config import from_json
 from unmask.data.corpus import Corpus
 from unmask.experiment import Experiment, averaged_model
-from unmask.measurement import Effort, evaluate
+from unmask.measurement import Effort, evaluate, rows_of
 from unmask.model import LanguageModel
 from unmask.provenance import made_by
 from unmask.release import load
@@ -119,7 +121,17 @@ class Contents:
         return found
 
 
-def gather(run: Path, settings: ReportSettings) -> Contents:
+Progress: TypeAlias = Callable[[str, int | None, str], AbstractContextManager[Callable[[int], None]]]
+"""While something is done: what, how much there is of it, in which unit; gives a function to tell how far."""
+
+
+@contextmanager
+def silent(_what: str, _total: int | None, _unit: str) -> Iterator[Callable[[int], None]]:
+    """Nobody is told."""
+    yield lambda _done: None
+
+
+def gather(run: Path, settings: ReportSettings, progress: Progress = silent) -> Contents:
     """Read the run's folder and measure its model, the newest there is."""
     stated = read_settings(run)
     experiment: Experiment = from_json(
@@ -134,13 +146,16 @@ def gather(run: Path, settings: ReportSettings) -> Contents:
     held_out, why_not = None, no_step_bounds(lm.objective)
     bounds: tuple[Bound, ...] = ()
     if HELD_OUT in corpus.splits:
-        score = evaluate(lm, corpus, HELD_OUT, layout, Effort(settings.rows, settings.replicates, seed=seed))
-        held_out = score.figures()
+        effort = Effort(settings.rows, settings.replicates, seed=seed)
+        with progress("held-out text", rows_of(corpus, layout, effort), "rows") as report:
+            held_out = evaluate(lm, corpus, HELD_OUT, layout, effort, report).figures()
         sweep = (settings.sweep_rows, settings.sweep_replicates, seed)
-        bounds = step_bounds(lm, corpus, layout, SWEEP, *sweep)
+        with progress("bounds by steps", len(SWEEP) + 1, "bounds") as report:
+            bounds = step_bounds(lm, corpus, layout, SWEEP, *sweep, report)
     else:
         why_not = why_not or "No text was held out, so nothing can be measured on it."
-    samples = draw_samples(lm, corpus.tokenizer, settings.samples, settings.steps, seed)
+    with progress("samples", settings.steps, "steps") as report:
+        samples = draw_samples(lm, corpus.tokenizer, settings.samples, settings.steps, seed, report)
     return Contents(
         name=run.resolve().name,
         status=status,

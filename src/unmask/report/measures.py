@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,8 +58,12 @@ def step_bounds(
     rows: int,
     replicates: int,
     seed: int,
+    report: Callable[[int], None] | None = None,
 ) -> tuple[Bound, ...]:
-    """The bound for every T of `steps`, and the limit if the objective has one: same text, same draws."""
+    """The bound for every T of `steps`, and the limit if the objective has one: same text, same draws.
+
+    `report` is told how many there are so far.
+    """
     if no_step_bounds(lm.objective) is not None:
         return ()
     text = corpus.splits[HELD_OUT]
@@ -72,7 +77,12 @@ def step_bounds(
     limit: tuple[int | None, ...] = () if isinstance(lm.objective, UniformDiffusion) else (None,)
     with lm.inference():
         less = bound(1, 0.0).nats_per_token if _weighs_one(lm.objective) else 0.0
-        return tuple(bound(T, less) for T in (*steps, *limit))
+        found: list[Bound] = []
+        for T in (*steps, *limit):  # noqa: N806
+            found.append(bound(T, less))
+            if report is not None:
+                report(len(found))
+        return tuple(found)
 
 
 class Discount(Around):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from unmask.data.tokenizer import Tokenizer, split_text
 from unmask.model import LanguageModel
+from unmask.model.room import check_room
 from unmask.sampling.canvas import Canvas, blank
 from unmask.sampling.trace import Trace, traced
+from unmask.types import Tokens
 
 MOST_TOKENS = 512
 """A longer sample than this is more than anybody looks at."""
@@ -39,17 +42,36 @@ class Sample:
         return "".join(piece.text for piece in self.pieces)
 
 
-def draw_samples(lm: LanguageModel, tokenizer: Tokenizer, count: int, steps: int, seed: int) -> list[Sample]:
-    """`count` texts from the plain sampler of the model's process, traced; row i has the seed `seed` + i."""
+def draw_samples(
+    lm: LanguageModel,
+    tokenizer: Tokenizer,
+    count: int,
+    steps: int,
+    seed: int,
+    report: Callable[[int], None] | None = None,
+) -> list[Sample]:
+    """`count` texts from the plain sampler of the model's process, traced; row i has the seed `seed` + i.
+
+    `report` is told the steps so far.
+    """
     length = min(MOST_TOKENS, lm.denoise.max_length or MOST_TOKENS)
+    check_room(count, length, length, lm.denoise.backbone.output.weight.shape[-1])
     canvas = Canvas(blank(count, length, lm.vocab.mask), tuple(range(seed, seed + count)))
     with lm.inference():
-        trace = traced(lm.default_sampler(steps).run(lm.denoise, canvas), canvas.tokens, lm.vocab.mask)
+        written = lm.default_sampler(steps).run(lm.denoise, canvas)
+        trace = traced(_told(written, report), canvas.tokens, lm.vocab.mask)
     last = trace.steps.tolist()
     return [
         Sample(tuple(_pieces(trace, row, tokenizer, lm.vocab.mask)), last[row], seed + row)
         for row in range(count)
     ]
+
+
+def _told(frames: Iterator[Tokens], report: Callable[[int], None] | None) -> Iterator[Tokens]:
+    for number, frame in enumerate(frames, start=1):
+        if report is not None:
+            report(number)
+        yield frame
 
 
 def _pieces(trace: Trace, row: int, tokenizer: Tokenizer, mask: int) -> list[Piece]:

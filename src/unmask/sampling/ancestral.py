@@ -118,7 +118,8 @@ class RandomOrder:
         hidden = (z == denoise.vocab.mask).cpu()
         holes = hidden.sum(1)
         order = rank(uniforms(canvas.seeds, z.shape[1]).masked_fill(~hidden, torch.inf))
-        done = share(holes[:, None], self.steps, torch.arange(self.steps)).cumsum(1)
+        steps = min(self.steps, z.shape[1])  # beyond one step for each place nothing changes but memory
+        done = share(holes[:, None], steps, torch.arange(steps)).cumsum(1)
         step = torch.searchsorted(done, order, right=True)
         before = torch.cat([torch.zeros_like(done[:, :1]), done], 1).gather(1, step)
         time = remaining_time(denoise, holes[:, None] - before, holes[:, None].clamp(min=1))

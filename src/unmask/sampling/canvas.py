@@ -43,7 +43,7 @@ def segments(template: Template) -> list[Piece]:
     """A template as texts, ids and lengths of holes, at least one hole among them."""
     if isinstance(template, str):
         parts = HOLE.split(template)
-        holes = [int(length or 1) for length in parts[1::2]]
+        holes = [_length(length) for length in parts[1::2]]
         pieces: list[Piece] = [parts[0]]
         for hole, text in zip(holes, parts[2::2], strict=True):
             pieces += [hole, text]
@@ -57,9 +57,16 @@ def segments(template: Template) -> list[Piece]:
     for length in lengths:
         if not 1 <= length <= LONGEST_HOLE:
             raise ValueError(
-                f"a hole must have 1 to {LONGEST_HOLE} tokens; {_shown(template)} has one of {length}"
+                f"a hole must have 1 to {LONGEST_HOLE:,} tokens; {_shown(template)} has one of {length:,}"
             )
+    if (hidden := sum(lengths)) > LONGEST_HOLE:
+        raise ValueError(f"holes have at most {LONGEST_HOLE:,} tokens together; these have {hidden:,}")
     return pieces
+
+
+def _length(digits: str | None) -> int:
+    """Of a hole; of a number that is too long to be read, one that is too large."""
+    return 1 if digits is None else int(digits) if len(digits) <= 20 else 10**20
 
 
 def from_template(template: Template, encode: Callable[[str | list[int]], list[int]], mask: int) -> list[int]:
