@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 
 import unmask
 from measuring_worker import measured
-from unmask.world import World
+from unmask.world import World, leave
 
 WORKER = Path(__file__).with_name("measuring_worker.py")
+RUNS = Path(__file__).with_name("ranks_worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +54,59 @@ def test_many_ranks_find_what_one_finds(ranks: int, given: tuple[Path, Path], tm
         assert found["eval"] == alone["eval"]
         assert found["precise"] == alone["precise"]
         assert found["score"] == alone["score"]
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Two processes that do nothing, all the time."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["race", "sharded", "replicated", "race", "race"],
+        pytest.param(["race", "sharded", "replicated", "race", "lowrank"] * 40, marks=pytest.mark.slow),
+    ],
+    ids=len,
+)
+def test_no_rank_aborts_or_warns_when_it_leaves(kinds: list[str], tmp_path: Path) -> None:
+    """Group threads that outlive the group once aborted the interpreter while it was ending."""
+    paths = os.pathsep.join([str(RUNS.parent), os.environ.get("PYTHONPATH", "")])
+    with busy_processors():
+        done = subprocess.run(
+            [sys.executable, str(RUNS), tmp_path, *kinds],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [run["kind"] for run in runs] == kinds
+    assert [run for run in runs if run["codes"] != [0, 0] or run["stderr"] != ["", ""]] == []
+
+
+def test_a_rank_that_leaves_has_done_its_work_at_exit_and_written_what_it_said() -> None:
+    program = (
+        "import atexit; from unmask.world import leave; atexit.register(print, 'at the end');"
+        "print('said', end=' '); leave(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said at the end\n", "")
+
+
+def test_who_is_alone_need_not_leave() -> None:
+    leave(3)

@@ -1,12 +1,16 @@
-"""The processes that share a piece of work: torchrun's world, and how its ranks agree."""
+"""The processes that share a piece of work: torchrun's world, how its ranks agree, and how they leave."""
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,9 +84,50 @@ def world() -> Iterator[World]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World(device=device)
         return
+    atexit.unregister(_let_threads_rest)
+    atexit.register(_let_threads_rest)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(dist.get_rank(), dist.get_world_size(), device)
         dist.barrier()  # nobody leaves while another may still be talking to it
     finally:
         dist.destroy_process_group()
+
+
+def leave(code: int) -> None:
+    """End this process, if it is a rank of many, at once: with its atexit work done, but its threads at work.
+
+    The threads of a process group live as long as anything keeps the group: a sharded model, or the meshes
+    in DTensor's caches, which last to the end. One of them that lets go of a tensor, or fails because another
+    rank is gone, while the interpreter takes itself apart would abort the process, whatever its code.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed by its reader, or by us
+            stream.flush()
+    os._exit(code)
+
+
+def _let_threads_rest() -> None:
+    """Wait until gloo's threads have let go of the last tensor, for programs that never call `leave`.
+
+    A thread that has work to do runs or waits for a processor; none sleeps for long, as this one has released
+    the interpreter.
+    """
+    quiet = 0
+    for _ in range(500):  # five seconds, or more on a busy machine
+        quiet = quiet + 1 if all(state == "S" for state in _states_of_gloo()) else 0
+        if quiet == 3:
+            return
+        time.sleep(0.01)
+
+
+def _states_of_gloo() -> Iterator[str]:
+    """Whether each thread of gloo sleeps (S) or runs (R), as Linux tells it; nothing elsewhere."""
+    for file in Path("/proc/self/task").glob("*/stat"):
+        with suppress(OSError):  # the thread is gone
+            name, _, rest = file.read_text().partition(" (")[2].rpartition(") ")
+            if "gloo" in name:
+                yield rest[0]

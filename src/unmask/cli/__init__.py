@@ -62,6 +62,24 @@ REFUSED = {*FULL, errno.EACCES, errno.EPERM}
 def main() -> None:
     """Carry out the command of sys.argv; its exit codes are told in HELP."""
     try:
+        _main()
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            _leave_ranks(end.code)
+        raise
+    _leave_ranks(0)
+
+
+def _leave_ranks(code: int) -> None:
+    """Where there are other processes, end as one of them."""
+    if "unmask.world" in sys.modules:  # otherwise no command has come so far as to join them
+        from unmask.world import leave
+
+        leave(code)
+
+
+def _main() -> None:
+    try:
         try:
             _run(sys.argv[1:])
         finally:

@@ -288,7 +288,7 @@ def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, flo
     pace = Pace(world, run.state.bf16, state.tokens, state.flops)
     log.say(f"matrix products run at {pace.peak / 1e9:,.0f} GFLOP/s here")
     run.denoise.train()
-    with _signals() as asked, _enough_memory(run, folder):
+    with _signals(world) as asked, _enough_memory(run, folder):
         while state.step < settings.steps:
             with pace.timed():
                 figures = run.step()
@@ -317,14 +317,19 @@ def train(run: Run, folder: Path, log: Log, evaluate: Callable[[], dict[str, flo
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT are noted, so that the step can be finished and saved; a second one is obeyed."""
+def _signals(world: World) -> Iterator[list[int]]:
+    """SIGTERM and SIGINT are noted, so that the step can be finished and saved; a second one is obeyed.
+
+    But not by one of many ranks: where every process is signalled, torchrun hands on to a rank what it has
+    had already, and it kills the ranks that do not leave in time.
+    """
     asked: list[int] = []
     previous: dict[int, Any] = {}
 
     def note(number: int, _frame: Any) -> None:
         asked.append(number)
-        signal.signal(number, previous[number])
+        if world.size == 1:
+            signal.signal(number, previous[number])
 
     try:
         for wanted in (signal.SIGTERM, signal.SIGINT):
@@ -334,8 +339,9 @@ def _signals() -> Iterator[list[int]]:
     try:
         yield asked
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        if world.size == 1 or not asked:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 @contextmanager

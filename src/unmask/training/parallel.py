@@ -6,6 +6,7 @@ summed and divided by the global count, and gradients are summed.
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,6 +18,12 @@ from unmask.diffusion.denoise import Around, Denoise
 from unmask.types import Rows, Times, Tokens
 from unmask.world import World
 
+_SENDS_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")  # its name since torch 2.13, and before
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
+
 
 @dataclass(frozen=True)
 class Replicated:
@@ -27,7 +34,8 @@ class Replicated:
         if world.size == 1:
             return model
         # Buffers are constants, alike on every rank; gradients are summed where they are, not in a copy.
-        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        options: dict[str, Any] = {_SENDS_BUFFERS: False, "gradient_as_bucket_view": True}
+        return DistributedDataParallel(model, **options)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,94 @@
+"""Many runs of two ranks, started by tests as a process of its own: `ranks_worker.py FOLDER KIND...`.
+
+Everything is imported once, and each rank is a fork that works, leaves its world and then ends as any
+interpreter does. How the ranks of a run ended, and what they said on stderr, is a line of JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed.fsdp  # here, so that no rank needs to
+from torch import nn
+
+from training import test_lowrank
+from unmask.training.parallel import Parallelism, Replicated, Sharded
+from unmask.world import world
+
+
+def train(parallelism: Parallelism) -> None:
+    """Two steps of the smallest network."""
+    with world() as where:
+        network = parallelism.wrap(nn.Linear(4, 4), where)
+        for _ in range(2):
+            network(torch.ones(2, 4)).sum().backward()
+            where.total(1.0)
+
+
+def race() -> None:
+    """Leave while the group, which a sharded model keeps, lets go of tensors that nobody else has."""
+    global kept
+    with world() as where:
+        kept = Sharded().wrap(nn.Linear(4, 4), where)
+        time.sleep(0.2 * where.rank)
+        for _ in range(8):
+            dist.all_reduce(torch.zeros(1), async_op=True)
+
+
+kept: nn.Module | None = None
+
+KINDS: dict[str, Callable[[], None]] = {
+    "sharded": lambda: train(Sharded()),
+    "replicated": lambda: train(Replicated()),
+    "lowrank": test_lowrank.main,
+    "race": race,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def become_rank(rank: int, port: int, folder: Path) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    os.dup2(os.open(folder / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.argv[1:] = [str(folder)]
+    torch.set_num_threads(1)
+
+
+def work_of_a_rank(folder: Path, kinds: list[str]) -> Callable[[], None] | None:
+    """Start and await the runs, and return None; in a fork, return its work."""
+    for number, kind in enumerate(kinds):
+        port, ranks, place = free_port(), [], folder / f"{number}"
+        place.mkdir()
+        for rank in range(2):
+            ranks.append(os.fork())
+            if ranks[-1] == 0:
+                become_rank(rank, port, place)
+                return KINDS[kind]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+        said = [(place / f"stderr-{rank}").read_text() for rank in range(2)]
+        print(json.dumps({"kind": kind, "codes": codes, "stderr": said}), flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    gc.freeze()  # what was imported is not looked at again, by any rank
+    work = work_of_a_rank(Path(sys.argv[1]), sys.argv[2:])
+    if work is not None:
+        work()
