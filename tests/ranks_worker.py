@@ -6,14 +6,16 @@ interpreter does. How the ranks of a run ended, and what they said on stderr, is
 
 from __future__ import annotations
 
-import gc
+import hashlib
 import json
 import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -36,16 +38,18 @@ def train(parallelism: Parallelism) -> None:
 
 
 def race() -> None:
-    """Leave while the group, which a sharded model keeps, lets go of tensors that nobody else has."""
+    """Leave while a thread of the group, which a sharded model keeps, is slow to let go of a tensor."""
     global kept
     with world() as where:
-        kept = Sharded().wrap(nn.Linear(4, 4), where)
-        time.sleep(0.2 * where.rank)
-        for _ in range(8):
-            dist.all_reduce(torch.zeros(1), async_op=True)
+        model = Sharded().wrap(nn.Linear(4, 4), where)
+        tensor = torch.zeros(1)
+        kept = model, weakref.ref(tensor, lambda _: hashlib.sha256(bytes(300_000_000)))
+        time.sleep(0.3 * where.rank)
+        dist.all_reduce(tensor, async_op=True)
+        del tensor
 
 
-kept: nn.Module | None = None
+kept: Any = None
 
 KINDS: dict[str, Callable[[], None]] = {
     "sharded": lambda: train(Sharded()),
@@ -88,7 +92,6 @@ def work_of_a_rank(folder: Path, kinds: list[str]) -> Callable[[], None] | None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported is not looked at again, by any rank
     work = work_of_a_rank(Path(sys.argv[1]), sys.argv[2:])
     if work is not None:
         work()

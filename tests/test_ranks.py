@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 
 import unmask
 from measuring_worker import measured
-from unmask.world import World, leave
+from unmask.world import World, leave, let_threads_rest
 
 WORKER = Path(__file__).with_name("measuring_worker.py")
 RUNS = Path(__file__).with_name("ranks_worker.py")
@@ -57,9 +59,9 @@ def test_many_ranks_find_what_one_finds(ranks: int, given: tuple[Path, Path], tm
 
 
 @contextmanager
-def busy_processors() -> Iterator[None]:
-    """Two processes that do nothing, all the time."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+def busy_processors(number: int) -> Iterator[None]:
+    """Processes that do nothing, all the time."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
     finally:
@@ -69,17 +71,17 @@ def busy_processors() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "kinds",
+    ("kinds", "busy"),
     [
-        ["race", "sharded", "replicated", "race", "race"],
-        pytest.param(["race", "sharded", "replicated", "race", "lowrank"] * 40, marks=pytest.mark.slow),
+        (["race", "sharded", "replicated"], 0),
+        pytest.param(["race", "sharded", "replicated", "sharded", "lowrank"] * 40, 2, marks=pytest.mark.slow),
     ],
-    ids=len,
+    ids=["few", "many"],
 )
-def test_no_rank_aborts_or_warns_when_it_leaves(kinds: list[str], tmp_path: Path) -> None:
+def test_no_rank_aborts_or_warns_when_it_leaves(kinds: list[str], busy: int, tmp_path: Path) -> None:
     """Group threads that outlive the group once aborted the interpreter while it was ending."""
     paths = os.pathsep.join([str(RUNS.parent), os.environ.get("PYTHONPATH", "")])
-    with busy_processors():
+    with busy_processors(busy):
         done = subprocess.run(
             [sys.executable, str(RUNS), tmp_path, *kinds],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
@@ -91,6 +93,25 @@ def test_no_rank_aborts_or_warns_when_it_leaves(kinds: list[str], tmp_path: Path
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert [run["kind"] for run in runs] == kinds
     assert [run for run in runs if run["codes"] != [0, 0] or run["stderr"] != ["", ""]] == []
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self").exists(), reason="threads are seen on Linux only")
+def test_the_end_waits_for_threads_of_gloo_that_have_something_to_do() -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        Path("/proc/thread-self/comm").write_text("pt_gloo_test")
+        begun.set()
+        for _ in range(5):
+            hashlib.sha256(bytes(50_000_000))  # without the interpreter's lock, as C++ works
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    let_threads_rest()
+    assert done.is_set()
+    thread.join()
 
 
 def test_a_rank_that_leaves_has_done_its_work_at_exit_and_written_what_it_said() -> None:

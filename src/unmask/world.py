@@ -84,8 +84,8 @@ def world() -> Iterator[World]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World(device=device)
         return
-    atexit.unregister(_let_threads_rest)
-    atexit.register(_let_threads_rest)
+    atexit.unregister(let_threads_rest)
+    atexit.register(let_threads_rest)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(dist.get_rank(), dist.get_world_size(), device)
@@ -110,7 +110,7 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _let_threads_rest() -> None:
+def let_threads_rest() -> None:
     """Wait until gloo's threads have let go of the last tensor, for programs that never call `leave`.
 
     A thread that has work to do runs or waits for a processor; none sleeps for long, as this one has released
