@@ -7,6 +7,7 @@ stopped; carrying out another one in the same folder is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from unmask.evaluation.likelihood import score_rows
 from unmask.measurement import AT_ONCE
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, Autoregression, BlockDiffusion
-from unmask.release import Facts, load, save
+from unmask.release import Facts, Metadata, Result, load, save
 from unmask.release.weights import weight_files
 from unmask.training import checkpoint
 from unmask.training.folder import (
@@ -43,7 +44,7 @@ from unmask.training.folder import (
     state,
     stated,
 )
-from unmask.training.log import Log
+from unmask.training.log import Log, last_evaluation
 from unmask.training.loop import Run, Training, train
 from unmask.training.lowrank import LowRank, merge
 from unmask.untrusted import read_object
@@ -174,7 +175,7 @@ def carry_out(
         finished = _train(experiment, corpus, run, folder, news)
         if finished and world.first:
             lm, facts = averaged_model(folder)
-            save(lm, folder / MODEL, overwrite=True, facts=facts)
+            save(lm, folder / MODEL, overwrite=True, facts=facts, metadata=run_metadata(folder))
         world.barrier()
     return finished
 
@@ -371,6 +372,21 @@ def _facts(experiment: Experiment, corpus: Corpus, run: Run) -> Facts:
         "weights": f"moving average, decay {training.ema:g}",
         "seed": str(training.seed),
     }
+
+
+def run_metadata(folder: Path) -> Metadata:
+    """What a run's folder tells a hub: data sets of the hub that it read, and what it measured last."""
+    sources = [str(source) for source in (stated(folder) or {}).get("sources") or ()]
+    names = tuple(source.removeprefix("hub:") for source in sources if source.startswith("hub:"))
+    last = last_evaluation(folder)
+    if last is None:
+        return Metadata(datasets=names)
+    step, nats, error = last
+    perplexity = math.exp(min(nats, 700.0))
+    figures = {"nats_per_token": (nats, error), "perplexity": (perplexity, perplexity * error)}
+    text, about = ", ".join(sources), f"upper bound, held-out part, step {step:,}"
+    results = (Result(text, name, *figure, about) for name, figure in figures.items())
+    return Metadata(datasets=names, results=tuple(results))
 
 
 def begin(

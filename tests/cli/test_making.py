@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+import unmask
 from unmask.cli import making
 from unmask.cli.making import ObjectiveName
 from unmask.config import from_json, to_json
@@ -177,3 +178,51 @@ def test_export_replaces_nothing(tmp_path: Path, command: Command, name: str) ->
     assert result.code == 2
     assert "exists already, and export replaces nothing: choose another name" in result.err
     assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.safetensors", "model.pt"])
+def test_export_writes_no_other_files(tmp_path: Path, command: Command, folder: str, name: str) -> None:
+    result = command("export", folder, str(tmp_path / name))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "files are not written here; name a new folder, or a file that ends in .onnx" in result.err
+    assert not (tmp_path / name).exists()
+
+
+SMALL = "training.steps=2 training.batch_size=2 layout.length=16 backbone.width=16 backbone.heads=2"
+PLAIN = "backbone.local=None backbone.activation=gelu backbone.rotary_base=10000"
+LLADA = (
+    'backbone.llama={"hidden":32} backbone.activation=gelu backbone.local=None objective.schedule.eps=0'
+    " unigram_start=false"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "kind"), [(PLAIN, "help", "mdlm"), (LLADA, "docs", "llada")], ids=["mdlm", "llada"]
+)
+def test_what_is_said_to_be_published_is(
+    settings: str, where: str, kind: str, tmp_path: Path, command: Command
+) -> None:
+    """The settings that the help and the docs give make models that `--published` writes, with all facts."""
+    said = command("export", "--help").out if where == "help" else Path("docs/family.md").read_text()
+    assert all(setting in said.replace('"hidden": 512', '"hidden":32') for setting in settings.split())
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 200)
+    run, out = str(tmp_path / "run"), tmp_path / "out"
+    source = ["--sources", str(tmp_path / "text.txt"), "--tokenizer", "bytes"]
+    changes = ["--set", *SMALL.split(), "backbone.length=16", *settings.split()]
+    made = command("train", "stdlib-tiny", *source, "--out", run, *changes)
+    assert made.code == 0, made.err
+    done = command("export", run, str(out), "--published", "--license", "MIT", "--language", "en")
+    assert done.code == 0, done.err
+    assert json.loads((out / "config.json").read_text())["model_type"] == kind
+    card = (out / "README.md").read_text()
+    assert 'license: "mit"' in card
+    assert "language:\n- en\n" in card
+    assert "nats_per_token" in card
+    assert unmask.load(out).sample(length=4, sampler=unmask.Ancestral(2)).text
+
+
+def test_a_license_is_an_identifier(tmp_path: Path, command: Command, folder: str) -> None:
+    result = command("export", folder, str(tmp_path / "m"), "--license", "do what you want")
+    assert result.code == 2
+    assert "a license is named by its identifier, as in apache-2.0" in result.err
+    assert not (tmp_path / "m").exists()

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -22,7 +24,7 @@ from unmask.backbones.dit import TimeConditioning
 from unmask.cli import main
 from unmask.diffusion.schedule import Geometric
 from unmask.objectives import AnyObjective
-from unmask.release.card import card
+from unmask.release.card import Metadata, Result, card
 
 PLAIN = DiTConfig(width=16, depth=2, heads=2, length=12)
 TIMED = replace(PLAIN, time=TimeConditioning(width=8))
@@ -174,3 +176,60 @@ def test_facts_must_be_texts(facts: Mapping[Any, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"facts are texts by name, as in \{'steps': '1000'\}; got"):
         unmask.save(new(), tmp_path / "m", facts=facts)
     assert list(tmp_path.iterdir()) == []
+
+
+NASTY = "a: b # c\n- 'd' \"e\" é {f}"
+METADATA = Metadata(
+    license="Apache-2.0",
+    datasets=("user/set", NASTY),
+    languages=("en", "no"),
+    results=(
+        Result("user/set", "perplexity", 12.5, 0.25, "upper bound"),
+        Result(NASTY, "nats_per_token", 2.5, 0.02),
+    ),
+)
+
+
+def test_hubs_read_what_is_known() -> None:
+    """By the hub's own library, whatever is in the texts."""
+    read = huggingface_hub.ModelCard(card(new(), {"steps": "3"}, METADATA)).data
+    assert (read.library_name, read.pipeline_tag, read.license) == ("unmask", "fill-mask", "apache-2.0")
+    assert read.datasets == ["user/set", NASTY]
+    assert read.language == ["en", "no"]
+    assert read.tags == ["masked-diffusion", "mdlm", "language-model"]
+    assert [
+        (each.dataset_name, each.metric_type, each.metric_value, each.metric_args)
+        for each in read.eval_results
+    ] == [
+        ("user/set", "perplexity", 12.5, {"standard_error": 0.25}),
+        (NASTY, "nats_per_token", 2.5, {"standard_error": 0.02}),
+    ]
+    assert rows(card(new(), None, METADATA))["perplexity on user/set (upper bound)"] == "12.5 ± 0.25"
+
+
+def test_nothing_is_claimed_that_was_not_given() -> None:
+    read = huggingface_hub.ModelCard(card(new())).data.to_dict()
+    assert sorted(read) == ["library_name", "pipeline_tag", "tags"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [({"license": "my own\nlicense"}, "a license is named"), ({"languages": ("English",)}, "a language is")],
+)
+def test_metadata_are_identifiers(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Metadata(**wrong)
+
+
+@pytest.mark.parametrize("unit", ["bytes", "characters", "BPE"])
+def test_transformers_knows_the_mask_and_the_end(unit: str, tmp_path: Path) -> None:
+    lm = new(TOKENIZERS[unit])
+    assert lm.tokenizer is not None
+    read = transformers.AutoTokenizer.from_pretrained(unmask.save(lm, tmp_path / "m"))
+    assert read.mask_token_id == lm.vocab.mask
+    assert read.encode(f"ab{read.mask_token}", add_special_tokens=False) == [
+        *lm.tokenizer.encode("ab"),
+        lm.vocab.mask,
+    ]
+    if unit == "BPE":
+        assert read.eos_token_id == read.pad_token_id == lm.tokenizer.separator

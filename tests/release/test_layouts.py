@@ -248,8 +248,11 @@ def test_a_config_that_does_not_fit_is_refused(
 def test_models_that_a_layout_cannot_hold_are_refused(tmp_path: Path) -> None:
     for config, words in (
         (replace(MODELS["llada"], objective=MDLM()), "linear schedule only"),
-        (replace(MODELS["llada"], backbone=DiTConfig(**SIZES, llama=Llama(40), qk_norm=True)), "no time"),
-        (replace(MODELS["bd3lm"], backbone=DiTConfig(**SIZES, qk_norm=True)), "plain bidirectional DiTs"),
+        (
+            replace(MODELS["llada"], backbone=DiTConfig(**SIZES, llama=Llama(40), qk_norm=True)),
+            "backbone.qk_norm=false would",
+        ),
+        (replace(MODELS["bd3lm"], backbone=DiTConfig(**SIZES, qk_norm=True)), "backbone.qk_norm=false would"),
     ):
         with pytest.raises(ValueError, match=words):
             unmask.save(model(config), tmp_path / "no", published=True)

@@ -33,8 +33,12 @@ def test_a_round_trip_is_exact(tmp_path: Path, tied: bool) -> None:
 
 
 def test_what_the_layout_cannot_hold_is_refused(tmp_path: Path) -> None:
-    for lm in (model(time=TimeConditioning()), model(qk_norm=True), model(rotary_base=100.0)):
-        with pytest.raises(ValueError, match="plain bidirectional DiTs only"):
+    for lm, remedy in (
+        (model(time=TimeConditioning()), r"for its time; .* --set backbone\.time=None would$"),
+        (model(qk_norm=True), r"for its qk_norm; .* --set backbone\.qk_norm=false would$"),
+        (model(rotary_base=100.0), r"for its rotary_base; .* --set backbone\.rotary_base=10000 would$"),
+    ):
+        with pytest.raises(ValueError, match=f"does not fit into MDLM's layout, {remedy}"):
             unmask.save(lm, tmp_path / "refused", published=True)
     backbone = DiTConfig(width=32, depth=1, heads=2, length=16)
     sedd = LanguageModel.new(backbone, SEDD(), Tokenizer.characters("abc "))

@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from unmask.experiment import Experiment
 
 Changes = Annotated[tuple[tuple[str, ...], ...], Option(name="set", metavar="FIELD=VALUE", repeated=True)]
+OTHER_FORMATS = (
+    ".gguf",
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".json",
+    ".zip",
+    ".tflite",
+    ".mlmodel",
+)
+"""How files end that people may expect to get, and that are not folders."""
 ObjectiveName = Literal["mdlm", "d3pm", "sedd", "ar", "block"]
 
 
@@ -179,36 +192,60 @@ def _check_complete(experiment: Experiment, recipe: str) -> None:
         raise ValueError(f"{recipe} needs {named}: it goes on from a model of yours with text of yours")
 
 
-def export(source: Model, out: Model, published: bool = False) -> None:
+def export(
+    source: Model,
+    out: Model,
+    published: bool = False,
+    license: str | None = None,
+    dataset: tuple[str, ...] = (),
+    language: tuple[str, ...] = (),
+) -> None:
     """Write a model folder, or an ONNX file, from a run's newest checkpoint or from another model folder.
 
     For example:
-      unmask export runs/tiny tiny-model
-      unmask export runs/tiny/model tiny-mdlm --published
+      unmask export runs/tiny tiny-model --license apache-2.0 --language en
       unmask export runs/tiny/model tiny.onnx
+      unmask train stdlib-tiny --out runs/plain \\
+        --set backbone.local=None backbone.activation=gelu backbone.rotary_base=10000
+      unmask export runs/plain plain-mdlm --published
 
     Args:
         source: The folder of a run (its averaged weights are taken) or of a model.
         out: The new folder; or a file that ends in .onnx, for onnxruntime and its like: tokens
             [batch, length] in, log-probabilities of the clean token out.
         published: In the layout that such models are published in (MDLM, BD3LM, LLaDA, Dream, transformers).
+            MDLM's is of plain networks, as runs/plain above is; what does not fit is named, with a remedy.
+        license: The model's license for its card, as hubs name it: apache-2.0, mit, cc-by-4.0.
+        dataset: Names of the data sets that it was trained on, for its card.
+        language: Codes of the languages that it writes, for its card: en, de.
     """
     from unmask.cli.progress import working
-    from unmask.experiment import averaged_model
-    from unmask.release import export_onnx, save
+    from unmask.experiment import averaged_model, run_metadata
+    from unmask.release import Metadata, export_onnx, save
 
     onnx = out.suffix == ".onnx"
     if published and onnx:
         raise ValueError("--published writes a folder, and an .onnx file is none; ask for one of them")
+    if onnx and (license or dataset or language):
+        raise ValueError(
+            "--license, --dataset and --language are for a folder's card; an .onnx file has none"
+        )
+    if out.suffix in OTHER_FORMATS:
+        raise ValueError(
+            f"{out.suffix} files are not written here; name a new folder, or a file that ends in .onnx"
+        )
     if out.exists():
         raise ValueError(f"{out} exists already, and export replaces nothing: choose another name")
+    given = Metadata(license, dataset, language)
     run = (source / "experiment.json").exists()
     lm, facts = averaged_model(source, _warn) if run else (load_model(source), None)
     if onnx:
         with working("writing the ONNX graph, which takes a minute or so"):
             print(export_onnx(lm, out))
-    else:
-        print(save(lm, out, published=published, facts=facts))
+        return
+    known = run_metadata(source) if run else Metadata()
+    metadata = replace(given, datasets=dataset or known.datasets, results=known.results)
+    print(save(lm, out, published=published, facts=facts, metadata=metadata))
 
 
 def recipes() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unmask.release.card import Facts
+from unmask.release.card import Facts, Metadata, Result
 from unmask.release.folder import load, model_folder, save
 from unmask.release.onnx import export_onnx
 
-__all__ = ["Facts", "export_onnx", "load", "model_folder", "save"]
+__all__ = ["Facts", "Metadata", "Result", "export_onnx", "load", "model_folder", "save"]

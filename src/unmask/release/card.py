@@ -5,6 +5,7 @@ Everything in it is read off the model or given by the caller as facts; nothing 
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,43 @@ from unmask.model import LanguageModel
 
 Facts: TypeAlias = Mapping[str, str]
 """How a model was trained: what is known, by name."""
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A figure that was measured on some text, and its standard error, as hubs list them."""
+
+    dataset: str
+    metric: str
+    value: float
+    error: float | None = None
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What hubs file a model by, beside what can be read off it; nothing that was not given is claimed.
+
+    `license` is an identifier such as apache-2.0, `datasets` are names on the hub, `languages` codes such as
+    en.
+    """
+
+    license: str | None = None
+    datasets: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.license is not None and not IDENTIFIER.fullmatch(self.license):
+            raise ValueError(
+                f"a license is named by its identifier, as in apache-2.0 or mit; got {self.license!r}"
+            )
+        for language in self.languages:
+            if not LANGUAGE.fullmatch(language):
+                raise ValueError(f"a language is named by its code, as in en or de; got {language!r}")
 
 
 @dataclass(frozen=True)
@@ -62,11 +100,11 @@ KINDS: dict[type[Process], Kind] = {
 }
 
 
-def card(model: LanguageModel, facts: Facts | None = None) -> str:
+def card(model: LanguageModel, facts: Facts | None = None, metadata: Metadata | None = None) -> str:
     """The card of a model, in Markdown with the front matter that hubs read."""
-    kind = KINDS[type(model.denoise.process)]
+    kind, metadata = KINDS[type(model.denoise.process)], metadata or Metadata()
     parts = [
-        _front_matter(kind, type(model.objective).__name__.lower()),
+        _front_matter(kind, type(model.objective).__name__.lower(), metadata),
         f"# {kind.title}",
         f"{kind.about} This folder is read by the Python library `unmask`.",
         _table("property", "value", _properties(model)),
@@ -76,7 +114,15 @@ def card(model: LanguageModel, facts: Facts | None = None) -> str:
     if facts:
         _check(facts)
         parts += ["## Training", _table("fact", "value", facts.items())]
+    if metadata.results:
+        parts += ["## Results", _table("figure", "value", map(_figure, metadata.results))]
     return "\n\n".join(parts) + "\n"
+
+
+def _figure(result: Result) -> tuple[str, str]:
+    error = "" if result.error is None else f" ± {result.error:.2g}"
+    about = f" ({result.about})" if result.about else ""
+    return f"{result.metric} on {result.dataset}{about}", f"{result.value:.4g}{error}"
 
 
 def _check(facts: Facts) -> None:
@@ -87,9 +133,36 @@ def _check(facts: Facts) -> None:
             )
 
 
-def _front_matter(kind: Kind, objective: str) -> str:
-    tags = "\n".join(f"- {tag}" for tag in (kind.tag, objective, "language-model"))
-    return f"---\nlibrary_name: unmask\npipeline_tag: {kind.pipeline}\ntags:\n{tags}\n---"
+def _front_matter(kind: Kind, objective: str, metadata: Metadata) -> str:
+    """YAML, whose texts are written as in JSON: any text can then be one."""
+    lines = ["---", "library_name: unmask", f"pipeline_tag: {kind.pipeline}"]
+    if metadata.license is not None:
+        lines.append(f"license: {json.dumps(metadata.license.lower())}")
+    tags = (kind.tag, objective, "language-model")
+    for name, items in (("language", metadata.languages), ("datasets", metadata.datasets), ("tags", tags)):
+        if items:
+            lines += [f"{name}:", *(f"- {_quoted(item)}" for item in items)]
+    if metadata.results:
+        lines += ["model-index:", f"- name: {_quoted(f'unmask-{objective}')}", "  results:"]
+        lines += [line for result in metadata.results for line in _listed(result, kind)]
+    return "\n".join([*lines, "---"])
+
+
+def _listed(result: Result, kind: Kind) -> list[str]:
+    """A result as an entry of a model index."""
+    name = f"{result.metric} ({result.about})" if result.about else result.metric
+    error = {} if result.error is None else {"standard_error": result.error}
+    metric = {"type": result.metric, "value": result.value, "name": name}
+    return [
+        f"  - task: {json.dumps({'type': kind.pipeline})}",
+        f"    dataset: {json.dumps({'name': result.dataset, 'type': result.dataset})}",
+        f"    metrics: {json.dumps([metric | ({'args': error} if error else {})])}",
+    ]
+
+
+def _quoted(text: str) -> str:
+    """A word as it is, anything else in quotes."""
+    return text if re.fullmatch(r"[a-z][a-z0-9-]*", text) and text not in ("no", "yes") else json.dumps(text)
 
 
 def _properties(model: LanguageModel) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from unmask.data.tokenizer import Tokenizer
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.model.language import check_tokenizer
 from unmask.release import bd3lm, dream, huggingface, llada, mdlm
-from unmask.release.card import Facts, card
+from unmask.release.card import Facts, Metadata, card
 from unmask.release.hub import fetched
 from unmask.release.layout import check_depth, shapes
 from unmask.release.weights import read_stored, read_weights, weight_files
@@ -154,11 +154,13 @@ def save(
     overwrite: bool = False,
     published: bool = False,
     facts: Facts | None = None,
+    metadata: Metadata | None = None,
 ) -> Path:
     """Write a model folder: all of it or, if anything fails, nothing.
 
     `published`: in the layout that models of its kind are published in, for programs that read that one.
-    `facts`: how the model was trained, for its card. `overwrite` keeps a card that was edited by hand as it
+    `facts`: how the model was trained, and `metadata`: its license, data and results, for its card.
+    `overwrite` keeps a card that was edited by hand as it
     is; delete that card first to get a new one.
     """
     if any(".parametrizations." in name for name, _ in model.denoise.named_parameters()):
@@ -174,7 +176,9 @@ def save(
             f"{path} also holds {sorted(foreign)[0]}, which is not the model's; it is left as it is"
         )
     with exclusive(path) as alone, replacing(path, alone) as fresh:
-        _write(model, fresh, published, facts)
+        _write(model, fresh, published)
+        (fresh / CARD).write_text(card(model, facts, metadata), encoding="utf-8")
+        _write_sums(fresh)
         _keep_card(path, fresh)
     return path
 
@@ -189,7 +193,7 @@ def _is_model(path: Path) -> bool:
     return config.get("format") == FORMAT or config.get("model_type") in known or huggingface.wrote(config)
 
 
-def _write(model: LanguageModel, folder: Path, published: bool, facts: Facts | None) -> None:
+def _write(model: LanguageModel, folder: Path, published: bool) -> None:
     if published:
         layouts = (huggingface, *LAYOUTS)
         config, weights = next(layout for layout in layouts if layout.writes(model)).write(model)
@@ -199,10 +203,11 @@ def _write(model: LanguageModel, folder: Path, published: bool, facts: Facts | N
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     if model.tokenizer is not None:
         (folder / TOKENIZER).write_text(model.tokenizer.to_json(), encoding="utf-8")
-        if published and huggingface.writes(model):
-            stated = json.dumps(huggingface.tokenizer_config(model.tokenizer), indent=2)
-            (folder / huggingface.TOKENIZER_CONFIG).write_text(stated + "\n", encoding="utf-8")
-    (folder / CARD).write_text(card(model, facts), encoding="utf-8")
+        stated = json.dumps(huggingface.tokenizer_config(model.tokenizer, model.vocab), indent=2)
+        (folder / huggingface.TOKENIZER_CONFIG).write_text(stated + "\n", encoding="utf-8")
+
+
+def _write_sums(folder: Path) -> None:
     sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes for the owner only

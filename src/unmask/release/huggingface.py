@@ -197,11 +197,25 @@ def write(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return stated, tensors
 
 
-def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What transformers must know beside a `tokenizer.json` to read it as it is."""
+def tokenizer_config(tokenizer: Tokenizer, vocab: Vocab) -> dict[str, Any]:
+    """What transformers must know beside a `tokenizer.json` to read it as it is.
+
+    A mask that is the model's alone, one more id after the tokenizer's, is given to the tokenizer there.
+    """
     special = {kind: _named(tokenizer, names) for kind, names in SPECIAL.items()}
+    special["mask_token"] = tokenizer.inner.id_to_token(vocab.mask)
+    if special["eos_token"] is None and vocab.end is not None:
+        special["eos_token"] = tokenizer.inner.id_to_token(vocab.end)
+    special["pad_token"] = special["pad_token"] or special["eos_token"]
+    added: dict[str, Any] = {}
+    if special["mask_token"] is None and vocab.mask == tokenizer.inner.get_vocab_size():
+        name = next(name for name in SPECIAL["mask_token"] if tokenizer.inner.token_to_id(name) is None)
+        flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+        added = {"added_tokens_decoder": {str(vocab.mask): {"content": name, **flags, "special": True}}}
+        special["mask_token"] = name
     found = {kind: name for kind, name in special.items() if name is not None}
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **found}
+    fixed = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {**fixed, **added, **found}
 
 
 def read_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:

@@ -3,6 +3,7 @@ names."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -66,6 +67,31 @@ def own(backbone: AnyBackbone) -> DiTConfig:
     if not isinstance(backbone, DiTConfig):
         raise ValueError(f"this layout holds networks of unmask's only; got a {type(backbone).__name__}")
     return backbone
+
+
+def fitting(backbone: DiTConfig, plain: DiTConfig, kind: str) -> None:
+    """Refuse a network that a layout cannot hold, saying which settings would fit."""
+    fields = [field.name for field in dataclasses.fields(plain)]
+    wanted = {
+        name: getattr(plain, name) for name in fields if getattr(backbone, name) != getattr(plain, name)
+    }
+    if wanted:
+        settings = " ".join(f"backbone.{name}={_setting(value)}" for name, value in wanted.items())
+        raise ValueError(
+            f"this network does not fit into {kind}'s layout, for its {', '.join(wanted)}; one that is"
+            f" trained with --set {settings} would"
+        )
+
+
+def _setting(value: object) -> str:
+    """As `--set` reads it."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def layers(config: Mapping[str, Any], key: str, where: str, weights: Mapping[str, Tensor]) -> int:

@@ -13,7 +13,7 @@ from unmask.backbones.dit import DiTConfig, Llama
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
-from unmask.release.layout import flag, index, integer, layers, number, only, own, renamed, shapes
+from unmask.release.layout import fitting, flag, index, integer, layers, number, only, own, renamed, shapes
 from unmask.types import Vocab
 
 
@@ -101,9 +101,11 @@ class Layout:
         llama, keys = _plain(model, self), self.keys
         config = model.denoise.config
         backbone, vocab = own(config.backbone), config.vocab
-        if config.objective != LINEAR:
+        assert isinstance(config.objective, MDLM)
+        if config.objective.schedule != LINEAR.schedule:
             raise ValueError(
-                f"{self.names.kind}'s layout holds models of the linear schedule only: MDLM(LogLinear(eps=0))"
+                f"{self.names.kind}'s layout holds models of the linear schedule only, which"
+                " --set objective.schedule.eps=0 trains"
             )
         return {
             **self.stated,
@@ -182,10 +184,12 @@ def _plain(model: LanguageModel, layout: Layout) -> Llama:
     plain = replace(
         backbone, time=None, local=None, causal=False, qk_norm=False, shifted=layout.shifted, dropout=0.0
     )
-    if llama is None or backbone != plain or llama.bias != layout.bias:
+    fitting(backbone, plain, layout.names.kind.removeprefix("a "))
+    assert llama is not None  # or it would not be written in this layout
+    if llama.bias != layout.bias:
         raise ValueError(
-            f"{layout.names.kind}'s layout holds bidirectional networks of Llama blocks only: no time,"
-            " QK-norm, local start or dropout"
+            f"{layout.names.kind}'s queries, keys and values have {'' if layout.bias else 'no '}biases:"
+            f" train with backbone.llama.bias={str(layout.bias).lower()}"
         )
     return llama
 

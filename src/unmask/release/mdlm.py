@@ -19,7 +19,7 @@ from unmask.backbones.layers import TimeEmbedding
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion
-from unmask.release.layout import flag, integer, layers, number, own, renamed, shapes
+from unmask.release.layout import fitting, flag, integer, layers, number, own, renamed, shapes
 from unmask.types import Vocab
 
 BLOCK = {
@@ -145,11 +145,7 @@ def plain_tensors(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tenso
         llama=None,
         shifted=False,
     )
-    if backbone != plain:
-        raise ValueError(
-            "the published layout holds plain bidirectional DiTs only: no time, QK-norm, local start, other"
-            " activation than GELU or other rotary base than 10,000"
-        )
+    fitting(backbone, plain, "MDLM")
     if config.vocab.mask != config.vocab.size - 1:
         raise ValueError("the published layout holds models whose mask is the last id only")
     zeros, ones, cond = torch.zeros(width), torch.ones(width), 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -145,6 +146,18 @@ def _step_of(line: bytes) -> int | None:
         return None
     step = figures.get("step") if isinstance(figures, dict) else None
     return step if isinstance(step, int) else None
+
+
+def last_evaluation(folder: Path) -> tuple[int, float, float] | None:
+    """The step, the nats per token and their standard error of a run's last evaluation, if there was one."""
+    path, found = folder / "metrics.jsonl", None
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        if b"valid_nats_per_token" in line and (step := _step_of(line)) is not None:
+            figures = json.loads(line)
+            nats, error = figures["valid_nats_per_token"], figures.get("valid_standard_error", 0.0)
+            if all(isinstance(each, int | float) and math.isfinite(each) for each in (nats, error)):
+                found = (step, float(nats), float(error))
+    return found
 
 
 def duration(seconds: float) -> str:
