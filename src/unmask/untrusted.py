@@ -81,7 +81,7 @@ def parse_json(text: bytes, where: str) -> Any:
 def _read(handle: int, most: int) -> bytes:
     """So many bytes, or all; files of /proc do not say how many there are."""
     parts, left = [], most
-    while left and (part := os.read(handle, left)):
+    while left and (part := os.read(handle, min(left, 1 << 20))):
         parts.append(part)
         left -= len(part)
     return b"".join(parts)

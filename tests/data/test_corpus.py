@@ -22,6 +22,7 @@ from unmask.data.corpus import Corpus, PrepareOptions, Split, join, prepare
 from unmask.data.formats import Piece
 from unmask.data.sources import SourceOptions
 from unmask.data.tokenizer import Tokenizer
+from unmask.data.unknown import Unknown
 from unmask.types import Vocab
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -88,7 +89,7 @@ def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
     raw = np.fromfile(tmp_path / "out" / "train-00000.bin", "<u2")
     assert raw.tolist() == corpus.splits["train"].read(0, corpus.splits["train"].tokens).tolist()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["format"] == "unmask-corpus-2"
+    assert manifest["format"] == "unmask-corpus-3"
     assert manifest["sources"][0]["identity"].startswith("text sha256:")
     assert (manifest["dtype"], manifest["tokenizer"]["size"]) == ("uint16", 256)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "source.txt"], "nothing is left over"
@@ -98,7 +99,7 @@ def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_separator_documents_abut(tmp_path: Path) -> None:
-    (tmp_path / "a.fa").write_text(">1\nACG\n>2\nNNx\n>3\nT\n")
+    (tmp_path / "a.fa").write_text(">1\nACG\n>2\nNnr\n>3\nT\n")
     corpus = prepare([str(tmp_path / "a.fa")], tmp_path / "out", "dna", ALL)
     train = corpus.splits["train"]
     assert corpus.separator is None
@@ -297,7 +298,7 @@ def test_progress_counts_bytes(source: Path, tmp_path: Path, monkeypatch: pytest
         (
             ["source.txt"],
             "text8",
-            r"source\.txt line 1: the character '0' is not in the tokenizer's alphabet$",
+            r"source\.txt line 1: 2 of 11 characters are unknown to the tokenizer \('0' 1, ':' 1\) and cann",
         ),
         (["absent.txt"], "bytes", r"^there is no file or folder .*absent\.txt"),
     ],
@@ -329,10 +330,11 @@ def test_options_are_plain() -> None:
 def test_a_corpus_with_the_mask_id_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_mask(self: Tokenizer, texts: list[str]) -> list[Any]:
-        return [np.full(len(text), self.size, self.dtype) for text in texts]
+    def with_mask(self: Tokenizer, texts: list[str]) -> tuple[list[Any], Unknown]:
+        return [np.full(len(text), self.size, self.dtype) for text in texts], Unknown()
 
-    monkeypatch.setattr(Tokenizer, "encode_array", with_mask)
+    monkeypatch.setattr(Tokenizer, "encode_counted", with_mask)
+    monkeypatch.setattr(encoding, "_changed", lambda *_: None)
     with pytest.raises(ValueError, match=r"^the corpus contains the mask id 256, which stands for a hidden"):
         prepare([str(source)], tmp_path / "out", "bytes", LINES)
     assert not (tmp_path / "out").exists()
@@ -427,7 +429,7 @@ def test_parts_of_different_corpora_do_not_join(source: Path, tmp_path: Path) ->
     parts_of(source, out, 2)
     assert (out / "manifest.json").exists()
     for tokenizer, options, difference in (
-        ("dna", PrepareOptions(SourceOptions(lines=True), shard=(1, 2)), "token ids"),
+        ("bpe:300", PrepareOptions(SourceOptions(lines=True), shard=(1, 2)), "token ids"),
         ("bytes", PrepareOptions(shard=(1, 2)), "options"),
     ):
         assert prepare([str(source)], out, tokenizer, options).folder.name == "part-1-of-2"

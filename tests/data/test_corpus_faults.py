@@ -243,11 +243,11 @@ DAMAGE = {
     ),
     "other manifest": (
         lambda out: (out / "manifest.json").write_text("[]"),
-        r"manifest\.json is not in the format 'unmask-corpus-2' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-3' that is known here; prepare it again$",
     ),
     "old manifest": (
         lambda out: edit(out / "manifest.json", format="unmask-corpus-0"),
-        r"manifest\.json is not in the format 'unmask-corpus-2' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-3' that is known here; prepare it again$",
     ),
     "unknown field": (lambda out: edit(out / "manifest.json", colour=1), r"has an unknown field 'colour'"),
     "bad dtype": (

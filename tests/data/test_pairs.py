@@ -281,7 +281,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
 def test_a_letter_the_tokenizer_lacks_is_told_with_its_line(tmp_path: Path) -> None:
     file = as_json_lines(tmp_path / "a.jsonl", [("ab c", "d"), ("ab", "D")])
     with pytest.raises(
-        ValueError, match=r"a\.jsonl line 2: the character 'D' is not in the tokenizer's alph"
+        ValueError, match=r"a\.jsonl line 2: 1 of 3 characters is unknown to the tokenizer \('D' 1\)"
     ):
         prepare([str(file)], tmp_path / "out", str(letters(tmp_path)), PAIRS)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 from unmask.data.tokenizer import END_OF_TEXT, Tokenizer, named
+from unmask.data.unknown import Unknown
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
 BYTES = Tokenizer.bytes()
@@ -69,8 +70,12 @@ def test_characters_are_numbered_in_order() -> None:
 
 
 def test_an_unknown_character_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^the character 'ß' is not in the tokenizer's alphabet$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^1 of 4 characters is unknown to the tokenizer \('ß' 1\) and cannot be wri",
+    ) as error:
         Tokenizer.characters("abc").encode("abßc")
+    assert "; it has 'abc': give it such a text, or take another tokenizer" in str(error.value)
 
 
 def test_an_alphabet_is_not_empty() -> None:
@@ -105,7 +110,7 @@ def test_a_broken_file_is_named(contents: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"absent\.json is not a tokenizer\.json that can be read: "):
+    with pytest.raises(ValueError, match=r"absent\.json is missing$"):
         Tokenizer.from_file(tmp_path / "absent.json")
 
 
@@ -117,7 +122,9 @@ def prefixed() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [BYTES, BPE, Tokenizer.dna(), prefixed()], ids=["bytes", "bpe", "dna", "other"]
+    "tokenizer",
+    [BYTES, BPE, Tokenizer.dna(), Tokenizer.protein(), prefixed()],
+    ids=["bytes", "bpe", "dna", "protein", "other"],
 )
 @settings(deadline=None, max_examples=60)
 @given(texts=st.lists(TRICKY | st.text(max_size=40), max_size=4))
@@ -125,7 +132,7 @@ def prefixed() -> Tokenizer:
 @example(texts=["x\x1cy \x1c z\u200b \u200b", "a" * 100 + "é " + "b" * 100, "'sé 'llama don'T \n"])
 def test_arrays_hold_the_ids_of_encode(tokenizer: Tokenizer, texts: list[str]) -> None:
     arrays = tokenizer.encode_array(texts)
-    assert [array.tolist() for array in arrays] == [tokenizer.encode(text) for text in texts]
+    assert [array.tolist() for array in arrays] == [tokenizer.encode(text, True) for text in texts]
     assert all(array.dtype == tokenizer.dtype for array in arrays)
 
 
@@ -155,7 +162,9 @@ def test_a_word_is_remembered_only_if_it_is_short_and_room_is_left(monkeypatch: 
 
 def test_unknown_characters_are_named_by_arrays_too() -> None:
     for text in ("abßc", "ab\ud800", "ab\U0010ffff"):
-        with pytest.raises(ValueError, match=r"^the character '.*' is not in the tokenizer's alphabet$"):
+        with pytest.raises(
+            ValueError, match=r"^1 of \d characters is unknown to the tokenizer \('.*' 1\) and"
+        ):
             Tokenizer.characters("abc").encode_array(["abc", text])
 
 
@@ -169,7 +178,108 @@ def test_dna() -> None:
     dna = Tokenizer.dna()
     assert dna.size == 5
     assert dna.encode("ACGTN") == [0, 1, 2, 3, 4]
-    assert dna.decode(dna.encode("acgtnRYx-\né")) == "ACGTNNNNNNN"
+    assert dna.decode(dna.encode("acgtnRYx-\né", allow_unknown=True)) == "ACGTNNNNNNN"
+
+
+def test_protein() -> None:
+    protein = Tokenizer.protein()
+    assert protein.size == 28
+    assert protein.separator is None
+    assert protein.decode(protein.encode("ACDEFGHIKLMNPQRSTVWYBZXUOJ*-")) == "ACDEFGHIKLMNPQRSTVWYBZXUOJ*-"
+    assert protein.decode(protein.encode("mkvx" * 10 + "?")) == "MKVX" * 10 + "X"
+    assert named("protein").digest == protein.digest
+
+
+WORDPIECE = Tokenizer(
+    tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+)
+WORDPIECE.inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+UNIGRAM = Tokenizer(
+    tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -1.5)], unk_id=0))
+)
+DROPS = Tokenizer(tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "counts", "ambiguous"),
+    [
+        (Tokenizer.dna(), "ACGTNacgtn", {}, 0),
+        (Tokenizer.dna(), "ACRYgtk\nX-", {"\n": 1, "-": 1, "X": 1}, 3),
+        (Tokenizer.protein(), "MKVb?1", {"?": 1, "1": 1}, 0),
+        (WORDPIECE, "a ab c  [UNK] é", {"c": 1, "é": 1, "U": 1, "N": 1, "K": 1, "[": 1, "]": 1}, 0),
+        (UNIGRAM, "abba c", {" ": 1, "c": 1}, 0),
+        (DROPS, "abc\nab c", {"c": 2}, 0),
+        (BYTES, "é\ud7ff?", {}, 0),
+        (BPE, "漢字 é", {}, 0),
+        (prefixed(), "漢字 é", {}, 0),
+    ],
+    ids=["dna", "codes", "protein", "words", "unigram", "dropped", "bytes", "bpe", "prefixed"],
+)
+def test_what_is_unknown_is_counted(
+    tokenizer: Tokenizer, text: str, counts: dict[str, int], ambiguous: int
+) -> None:
+    slow = Unknown(len(text))
+    if not tokenizer._keeps_all:
+        slow = tokenizer._unknown([text], [tokenizer.inner.encode(text, add_special_tokens=False)])
+    _, fast = tokenizer.encode_counted(
+        [text[:2], text[2:]] if tokenizer.size < 30 and " " not in text else [text]
+    )
+    for unknown in (fast, slow):
+        assert (dict(unknown.frequent), unknown.unknown) == (counts, sum(counts.values()))
+        assert (unknown.ambiguous, unknown.characters) == (ambiguous, len(text))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "sentence"),
+    [
+        (
+            Tokenizer.dna(),
+            "hello world",
+            r"^7 of 11 characters are unknown .*\('l' 3, 'o' 2, .*would become N, mor",
+        ),
+        (Tokenizer.dna(), "ACGUUGCA", r"^2 of 8 characters are unknown to the tokenizer \('U' 2\)"),
+        (
+            Tokenizer.protein(),
+            "to be, or not",
+            r"^4 of 13 .*would become X, more than 5%; it has '\*-ABCDEFG",
+        ),
+        (named("text8"), "Hello", r"^1 of 5 characters is unknown .*\('H' 1\).* it has ' abcdefghijklmnopq"),
+        (
+            WORDPIECE,
+            "a good one",
+            r"^7 of 10 characters are unknown .* would become \[UNK\], more .* 3 tokens",
+        ),
+        (DROPS, "abc", r"^1 of 3 characters is unknown .*'c' 1"),
+    ],
+    ids=["english", "rna", "prose", "text8", "words", "dropped"],
+)
+def test_a_text_of_another_alphabet_is_refused(tokenizer: Tokenizer, text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as error:
+        tokenizer.encode(text)
+    assert "give it such a text, or take another tokenizer, as bytes or bpe:4096" in str(error.value)
+
+
+def test_a_few_unknown_characters_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    dna = Tokenizer.dna()
+    assert dna.encode("ACGT" * 10 + "X") == [0, 1, 2, 3] * 10 + [4]
+    assert caplog.messages == ["1 of 41 characters is unknown to the tokenizer ('X' 1) and becomes N"]
+    caplog.clear()
+    dna.encode("ACGTRYN")
+    (note,) = caplog.messages
+    assert note.startswith("2 of 7 characters are codes for several bases (R, Y, S, ")
+    caplog.clear()
+    dna.encode("hello", allow_unknown=True)
+    dna.encode("ACGTN")
+    BYTES.encode("hello")
+    assert not caplog.messages
+
+
+def test_counts_add_up() -> None:
+    texts = ["ACX" * 3, "GTRX-", "", "YYé"]
+    dna = Tokenizer.dna()
+    parts = sum((dna.encode_counted([text])[1] for text in texts), Unknown())
+    assert parts == dna.encode_counted(texts)[1]
+    assert parts == Unknown(17, 6, 3, (("X", 4), ("-", 1), ("é", 1)))
 
 
 def test_text_cannot_fake_the_end_of_a_document(tmp_path: Path) -> None:
@@ -291,8 +401,11 @@ def test_names(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("byte", r"^there is no tokenizer 'byte'; known are bytes, dna, .* \(did you mean 'bytes'\?\)$"),
-        ("zzz", r"^there is no tokenizer 'zzz'; known are bytes, dna, text8, bpe:SIZE, hub:NAME and .*json$"),
-        ("no/such.json", r"^no/such\.json is not a tokenizer\.json that can be read: "),
+        (
+            "zzz",
+            r"^there is no tokenizer 'zzz'; known are bytes, dna, protein, text8, bpe:SIZE, hub:NAME ",
+        ),
+        ("no/such.json", r"^no is incomplete: such\.json is missing$"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -24,10 +24,11 @@ import numpy as np
 
 from unmask.data import folders
 from unmask.data.encoding import TOKENIZER, TRAIN, Progress, Request
-from unmask.data.manifest import MANIFEST, Manifest, PrepareOptions
+from unmask.data.manifest import FORMAT, MANIFEST, Manifest, PrepareOptions
 from unmask.data.shards import END_DTYPE, FileRecord, Split, SplitRecord, join_ends, join_given, verify_files
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
+from unmask.data.unknown import Unknown
 
 if TYPE_CHECKING:
     from unmask.types import Vocab
@@ -140,7 +141,7 @@ def outdated(
 ) -> list[str]:
     """What has changed since the corpus `out` was prepared, so that preparing would replace it."""
     request, manifest = Request.new(sources, tokenizer, options), Manifest.read(Path(out))
-    if request.is_met_by(manifest):
+    if request.is_met_by(replace(manifest, format=FORMAT)):  # one of an older format is good for its run
         return []
     changed = [f"the text of {source.name}" for source in request.sources if source not in manifest.sources]
     return changed or ["the tokenizer, the options or the format"]
@@ -223,7 +224,8 @@ def _join(path: Path, folders_of_parts: list[Path]) -> Corpus:
                 f"{part.folder} has other {difference} than {parts[0].folder.name}; prepare it again"
             )
     splits = tuple(_join_split(path, name, parts) for name in parts[0].splits)
-    joined = replace(first, options=first.options.whole, parts=len(parts), splits=splits)
+    unknown = sum((part.manifest.unknown for part in parts), Unknown())
+    joined = replace(first, options=first.options.whole, parts=len(parts), splits=splits, unknown=unknown)
     with folders.replacing_file(path / TOKENIZER) as file:
         file.write_bytes((parts[0].folder / TOKENIZER).read_bytes())
     with folders.replacing_file(path / MANIFEST) as file:
@@ -286,6 +288,8 @@ def _complete_parts(path: Path) -> list[Path]:
 
 def _difference(one: Manifest, other: Manifest) -> str:
     """What keeps two parts from being of the same corpus; nothing if they are."""
+    if one.format != other.format:
+        return "format"
     if [source.identity for source in one.sources] != [source.identity for source in other.sources]:
         return "sources"
     if one.tokenizer.digest != other.tokenizer.digest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from unmask.data.shards import SplitWriter
 from unmask.data.sources import documents, identity, stamp
 from unmask.data.textsize import counts
 from unmask.data.tokenizer import SMALLEST_BPE, Tokenizer, named
+from unmask.data.unknown import Unknown, changed
 
 TOKENIZER = "tokenizer.json"
 TRAIN, VALID = "train", "valid"
@@ -33,6 +34,9 @@ BATCH = 16 * PIECE
 
 MOST_SAMPLED, SAMPLED_PER_TOKEN = 64 << 20, 1 << 10
 """Characters that a BPE vocabulary is trained on: at most, and for each of its tokens."""
+
+TRIED = 4096
+"""Characters that are decoded again, to see whether the tokenizer keeps a text as it is."""
 
 Progress = Callable[[int], None]
 
@@ -87,14 +91,54 @@ class Request:
             pairs = self.options.source.pairs is not None
             train = SplitWriter(folder, TRAIN, tokenizer, files, pairs)
             valid = SplitWriter(folder, VALID, tokenizer, files, pairs) if self.options.share else train
-            _encode(self._placed(own=True), tokenizer, (train, valid), progress)
+            unknown = self._encode(tokenizer, (train, valid), progress)
             splits = [writer.close() for writer in dict.fromkeys((train, valid))]
         names = [source.name for source in self.sources]
         if stamp(names) != self.stamp:
             raise ValueError(f"{', '.join(names)} changed while it was read; prepare it again")
         record = TokenizerRecord(self.name, tokenizer.digest, tokenizer.size, tokenizer.separator)
-        manifest = Manifest(self.sources, record, self.options, tokenizer.dtype.name, tuple(splits))
+        manifest = Manifest(
+            self.sources, record, self.options, tokenizer.dtype.name, tuple(splits), unknown=unknown
+        )
         manifest.write(folder / MANIFEST)
+
+    def _encode(
+        self, tokenizer: Tokenizer, writers: tuple[SplitWriter, SplitWriter], progress: Progress | None
+    ) -> Unknown:
+        """Write the ids of all documents; what of them is unknown, which may refuse them."""
+        separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], tokenizer.dtype)
+        before: Placed | None = None
+        unknown, done = Unknown(), 0
+        for batch in _batches(self._placed(own=True)):
+            ids, more = _ids(batch, tokenizer)
+            unknown += more if done else replace(more, changed=_changed(batch[0].piece.text, tokenizer))
+            self._check(unknown, tokenizer)
+            for each in batch:
+                piece, writer = each.piece, writers[each.held_out]
+                if not each.follows(before):
+                    writer.end()
+                *given, text = piece.parts
+                for prompt in given:
+                    done += _write(prompt, False, next(ids), writer)
+                    writer.end_prompt()
+                done += _write(text, piece.ends, next(ids), writer)
+                if piece.ends:
+                    writer.add(separator)
+                    writer.end()
+                before = each
+            for writer in writers:
+                writer.flush()
+            if progress is not None:
+                progress(done)
+        return unknown
+
+    def _check(self, unknown: Unknown, tokenizer: Tokenizer) -> None:
+        if unknown.is_much and not self.options.allow_unknown:
+            names = ", ".join(source.name for source in self.sources)
+            raise ValueError(
+                f"{names}: {tokenizer.refused(unknown)}, or prepare it all the same with --allow-unknown (a"
+                " setting: options.allow_unknown=true)"
+            )
 
     def _placed(self, own: bool) -> Iterator[Placed]:
         """The pieces of the whole corpus or, if `own`, of the documents of this shard."""
@@ -139,36 +183,6 @@ def _bpe_size(name: str) -> int:
     return int(size)
 
 
-def _encode(
-    placed: Iterable[Placed],
-    tokenizer: Tokenizer,
-    writers: tuple[SplitWriter, SplitWriter],
-    progress: Progress | None,
-) -> None:
-    separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], tokenizer.dtype)
-    before: Placed | None = None
-    done = 0
-    for batch in _batches(placed):
-        ids = _ids(batch, tokenizer)
-        for each in batch:
-            piece, writer = each.piece, writers[each.held_out]
-            if not each.follows(before):
-                writer.end()
-            *given, text = piece.parts
-            for prompt in given:
-                done += _write(prompt, False, next(ids), writer)
-                writer.end_prompt()
-            done += _write(text, piece.ends, next(ids), writer)
-            if piece.ends:
-                writer.add(separator)
-                writer.end()
-            before = each
-        for writer in writers:
-            writer.flush()
-        if progress is not None:
-            progress(done)
-
-
 def _write(text: str, ends: bool, ids: Ids, writer: SplitWriter) -> int:
     """Add a text to its document; the bytes that it has."""
     size = counts(text, ends)
@@ -189,10 +203,10 @@ def _batches(placed: Iterable[Placed]) -> Iterator[list[Placed]]:
         yield batch
 
 
-def _ids(batch: list[Placed], tokenizer: Tokenizer) -> Iterator[Ids]:
-    """The ids of each part of each piece."""
+def _ids(batch: list[Placed], tokenizer: Tokenizer) -> tuple[Iterator[Ids], Unknown]:
+    """The ids of each part of each piece, and what of them is unknown."""
     try:
-        return iter(tokenizer.encode_array([text for each in batch for text in each.piece.parts]))
+        ids, unknown = tokenizer.encode_counted([text for each in batch for text in each.piece.parts])
     except ValueError:
         for each in batch:  # slowly again, to say where it was
             try:
@@ -200,3 +214,13 @@ def _ids(batch: list[Placed], tokenizer: Tokenizer) -> Iterator[Ids]:
             except ValueError as error:
                 raise ValueError(f"{each.piece.origin}: {error}") from None
         raise
+    return iter(ids), unknown
+
+
+def _changed(text: str, tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """How the beginning of a text is changed by encoding and decoding it, if nothing in it is unknown."""
+    start = text[:TRIED]
+    (ids,), unknown = tokenizer.encode_counted([start])
+    if unknown.unknown or unknown.ambiguous:
+        return None
+    return changed(start, tokenizer.decode(ids.tolist()))

@@ -28,25 +28,25 @@ class ByteLookup:
 
 
 class CharacterLookup:
-    """The id of a character stands in a table; one that does not is `unknown`, or refused."""
+    """The id of a character stands in a table; one that does not is `unknown`, or to be refused."""
 
     def __init__(self, vocab: dict[str, int], unknown: int | None = None) -> None:
         self._unknown = -1 if unknown is None else unknown
         # One entry more than the largest code: all codes beyond it are clipped to that one.
         self._table = np.full(max(map(ord, vocab)) + 2, self._unknown, np.int32)
+        self._known = np.zeros(len(self._table), bool)
         for char, id_ in vocab.items():
             self._table[ord(char)] = id_
+            self._known[ord(char)] = True
 
-    def encode(self, texts: Sequence[str], dtype: Unsigned) -> list[Ids]:
-        """One id for each character of each text."""
-        joined = "".join(texts)
-        # A lone surrogate is passed on, to be refused by name as every other unknown character.
-        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), "<u4")
-        ids = self._table[np.minimum(codes, len(self._table) - 1)]
-        if self._unknown < 0 and len(ids) and ids.min() < 0:
-            missing = joined[int(np.argmin(ids))]
-            raise ValueError(f"the character {missing!r} is not in the tokenizer's alphabet")
-        return _parts(ids.astype(dtype), [len(text) for text in texts])
+    def encode_counted(self, texts: Sequence[str], dtype: Unsigned) -> tuple[list[Ids], dict[str, int]]:
+        """One id for each character of each text, and how often those occur that are not in the table."""
+        # A lone surrogate is passed on, to be told by name as every other unknown character.
+        codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
+        places = np.minimum(codes, len(self._table) - 1)
+        missing, counts = np.unique(codes[~self._known[places]], return_counts=True)
+        ids = _parts(self._table[places].astype(dtype), [len(text) for text in texts])
+        return ids, {chr(code): count for code, count in zip(missing.tolist(), counts.tolist(), strict=True)}
 
 
 def _parts(ids: Ids, lengths: Sequence[int]) -> list[Ids]:

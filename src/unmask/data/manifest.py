@@ -10,10 +10,13 @@ from pathlib import Path
 from unmask.config import from_json, to_json
 from unmask.data.shards import SplitRecord
 from unmask.data.sources import SourceOptions
+from unmask.data.unknown import Unknown
 from unmask.untrusted import parse_json, read_bytes
 
-FORMAT = "unmask-corpus-2"
+FORMAT = "unmask-corpus-3"
 """Changes whenever the same request would give other files."""
+READABLE = (FORMAT, "unmask-corpus-2")
+"""Formats that can still be read: in 2, other documents of small corpora were held out."""
 
 MANIFEST = "manifest.json"
 SEAL = "sha256"
@@ -32,6 +35,8 @@ class PrepareOptions:
     """The part of the text that is held out for validation."""
     shard: tuple[int, int] | None = None
     """(i, n): only every n-th document from the i-th on, i from 0; the n parts join by themselves."""
+    allow_unknown: bool = False
+    """Text is taken even if much of it is unknown to the tokenizer."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
@@ -66,7 +71,10 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All about a corpus but its ids. `parts`: of how many it was joined; their files stay where they are."""
+    """All about a corpus but its ids. `parts`: of how many it was joined; their files stay where they are.
+
+    `unknown`: what of the text the tokenizer has no token for.
+    """
 
     sources: tuple[SourceRecord, ...]
     tokenizer: TokenizerRecord
@@ -75,6 +83,7 @@ class Manifest:
     splits: tuple[SplitRecord, ...]
     parts: int | None = None
     format: str = FORMAT
+    unknown: Unknown = Unknown()
 
     def __post_init__(self) -> None:
         if self.dtype not in ("uint16", "uint32"):
@@ -83,7 +92,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """The SHA-256 of what a reader gets: tokenizer and ids, and not where they came from."""
-        contents: list[object] = [self.format, self.dtype, self.tokenizer.digest, self.tokenizer.separator]
+        contents: list[object] = [READABLE[-1], self.dtype, self.tokenizer.digest, self.tokenizer.separator]
         for split in self.splits:
             files = [[record.count, record.sha256] for record in (*split.by_document, *split.shards)]
             contents += [split.name, split.text.bytes, files]
@@ -109,7 +118,7 @@ class Manifest:
             data = parse_json(written, MANIFEST)
         except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
+        if not isinstance(data, dict) or data.get("format") not in READABLE:
             raise ValueError(f"{file} is not in the format {FORMAT!r} that is known here; prepare it again")
         seal = data.pop(SEAL, None)  # which corpora of earlier versions lack
         manifest: Manifest = from_json(cls, data, str(file))

@@ -1,4 +1,4 @@
-"""Text to ids and back: bytes, characters, DNA, BPE trained on a corpus, and any `tokenizer.json`.
+"""Text to ids and back: bytes, characters, DNA, proteins, BPE trained on a corpus, and any `tokenizer.json`.
 
 The mask is not the tokenizer's business: the model adds it as one more id, so that no text can contain it.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from unmask.data.hub import UNREACHABLE, lookup
 from unmask.data.lookup import ByteLookup, CharacterLookup, Ids
+from unmask.data.unknown import IUPAC, MOST, Unknown
 from unmask.data.words import WordLookup, representative
 from unmask.untrusted import read_bytes
 
@@ -34,6 +39,12 @@ SMALLEST_BPE = 257
 
 WORDS_PER_TOKEN = 32
 """How many words of text a BPE is trained on for each of its tokens; ten times more save 0.1 % of tokens."""
+
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ*-"
+"""The twenty; those for two of them, for any, the two rare ones and I or L; a stop and a gap."""
+
+log = logging.getLogger("unmask")
 
 
 class Tokenizer:
@@ -70,6 +81,14 @@ class Tokenizer:
         """A, C, G, T and N; lower case is upper case, and anything else is N."""
         inner = _one_character_each({base: i for i, base in enumerate("ACGTN")}, unknown="N")
         inner.normalizer = normalizers.Sequence([normalizers.Replace(base.lower(), base) for base in "ACGT"])
+        return cls(inner)
+
+    @classmethod
+    def protein(cls) -> Tokenizer:
+        """The amino acids, B, Z, X, U, O, J, * and -; lower case is upper case, and anything else is X."""
+        inner = _one_character_each({letter: i for i, letter in enumerate(AMINO_ACIDS)}, unknown="X")
+        letters = [letter for letter in AMINO_ACIDS if letter.isalpha()]
+        inner.normalizer = normalizers.Sequence([normalizers.Replace(each.lower(), each) for each in letters])
         return cls(inner)
 
     @classmethod
@@ -143,24 +162,71 @@ class Tokenizer:
         """The SHA-256 of its JSON: two tokenizers with the same digest give the same ids."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """The text's ids, nothing added."""
+    def encode(self, text: str, allow_unknown: bool = False) -> list[int]:
+        """The text's ids, nothing added.
+
+        Characters that it has no token for are told; if they are many, or nothing can be written in their
+        place, the text is refused, for it must be of another alphabet. `allow_unknown` takes it all the same.
+        """
         try:
-            return list(self.inner.encode(text, add_special_tokens=False).ids)
+            encoding = self.inner.encode(text, add_special_tokens=False)
         except Exception as error:
             raise self._refusal(text, error) from None
+        if not self._keeps_all and not allow_unknown:
+            unknown = self._unknown([text], [encoding])
+            if unknown.is_much:
+                raise ValueError(self.refused(unknown))
+            for note in unknown.notes(self.becomes):
+                log.warning(note)
+        return list(encoding.ids)
 
     def encode_array(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of many texts, as `encode` gives them but fast, in arrays of `dtype`."""
+        return self.encode_counted(texts)[0]
+
+    def encode_counted(self, texts: Sequence[str]) -> tuple[list[Ids], Unknown]:
+        """The ids of many texts, however much is unknown in them, and how much that is."""
         try:
+            if isinstance(self._lookup, CharacterLookup):
+                ids, counts = self._lookup.encode_counted(texts, self.dtype)
+                unknown = Unknown.of(sum(map(len, texts)), counts, self._ambiguous)
+                if unknown.unknown and self.becomes is None:
+                    raise ValueError(self.refused(unknown))
+                return ids, unknown
+            nothing = Unknown(sum(map(len, texts)))
             if self._lookup is not None:
-                return self._lookup.encode(texts, self.dtype)
-            encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-            return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+                return self._lookup.encode(texts, self.dtype), nothing
+            encode = self.inner.encode_batch_fast if self._keeps_all else self.inner.encode_batch
+            encodings = encode(list(texts), add_special_tokens=False)
+            ids = [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+            return ids, nothing if self._keeps_all else self._unknown(texts, encodings)
         except ValueError:
             raise
         except Exception as error:
             raise self._refusal("".join(texts), error) from None
+
+    @cached_property
+    def becomes(self) -> str | None:
+        """The token that is written for what is unknown, if there is one."""
+        if isinstance(self.inner.model, models.Unigram):
+            number = json.loads(self.to_json())["model"].get("unk_id")
+            return None if number is None else str(self.inner.id_to_token(number))
+        name = getattr(self.inner.model, "unk_token", None)
+        return str(name) if name and self.inner.token_to_id(name) is not None else None
+
+    def refused(self, unknown: Unknown) -> str:
+        """Why a text with so much unknown is not taken."""
+        letters = "".join(self.inner.get_vocab())
+        known = repr("".join(sorted(letters))) if len(letters) == self.size < 64 else f"{self.size:,} tokens"
+        lost = (
+            f"and would become {self.becomes}, more than {MOST:.0%}"
+            if self.becomes
+            else "and cannot be written"
+        )
+        return (
+            f"{unknown.counted()} {lost}; it has {known}: give it such a text, or take another tokenizer, as"
+            " bytes or bpe:4096"
+        )
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
@@ -188,22 +254,60 @@ class Tokenizer:
         vocab = self.inner.get_vocab()
         if not isinstance(self.inner.model, models.WordLevel) or any(len(token) != 1 for token in vocab):
             return None
-        if self.digest == Tokenizer.dna().digest:
-            return CharacterLookup(vocab | {base.lower(): vocab[base] for base in "ACGT"}, vocab["N"])
+        for letters in (Tokenizer.dna(), Tokenizer.protein()):
+            if self.digest == letters.digest and self.becomes is not None:
+                small = {letter.lower(): id_ for letter, id_ in vocab.items()}
+                return CharacterLookup(vocab | small, vocab[self.becomes])
         if self.digest == Tokenizer.characters(vocab).digest:
             return CharacterLookup(vocab)
         return None
+
+    @cached_property
+    def _keeps_all(self) -> bool:
+        """Whether every character has tokens: because bytes have."""
+        if isinstance(self._lookup, ByteLookup | WordLookup):
+            return True
+        vocab = self.inner.get_vocab().keys()
+        if getattr(self.inner.model, "byte_fallback", False):
+            return vocab >= {f"<0x{byte:02X}>" for byte in range(256)}
+        parts = json.loads(self.to_json())
+        used = json.dumps([parts["normalizer"], parts["pre_tokenizer"]])
+        return '"ByteLevel"' in used and vocab >= set(_byte_characters())
+
+    @cached_property
+    def _ambiguous(self) -> str:
+        """Letters that are codes for several of its own."""
+        return IUPAC + IUPAC.lower() if self.digest == Tokenizer.dna().digest else ""
+
+    def _unknown(self, texts: Sequence[str], encodings: Sequence[tokenizers.Encoding]) -> Unknown:
+        """What of the texts became the unknown token, or nothing at all (white space aside)."""
+        counts: Counter[str] = Counter()
+        becomes = self.becomes or ""
+        unknown = self.inner.token_to_id(becomes) if becomes else -1
+        # A BPE without an unknown token passes over what it does not know, and no longer says where it was.
+        passes_over = isinstance(self.inner.model, models.BPE) and not becomes
+        alphabet = set("".join(self.inner.get_vocab())) if passes_over else None
+        for text, encoding in zip(texts, encodings, strict=True):
+            if not text:
+                continue
+            spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            for i in np.flatnonzero(np.array(encoding.ids, np.int64) == unknown).tolist():
+                span = text[spans[i, 0] : spans[i, 1]]
+                if span.upper() != becomes.upper():  # or else it was written so
+                    counts.update(span)
+            counts.update(sign for sign in _left_out(text, spans, alphabet) if not sign.isspace())
+        return Unknown.of(sum(map(len, texts)), counts, self._ambiguous)
 
     def _refusal(self, text: str, error: Exception) -> ValueError:
         """What is wrong with a text that could not be encoded."""
         if isinstance(self.inner.model, models.WordLevel):
             known, split = self.inner.get_vocab(), self.inner.pre_tokenizer
             pieces = [piece for piece, _ in split.pre_tokenize_str(text)] if split is not None else [text]
-            missing = next((piece for piece in pieces if piece not in known), None)
-            if missing is not None and all(len(token) == 1 for token in known):
-                return ValueError(f"the character {missing!r} is not in the tokenizer's alphabet")
-            if missing is not None:
-                return ValueError(f"the word {missing!r} is not in the tokenizer's vocabulary")
+            missing = Counter(piece for piece in pieces if piece not in known)
+            if missing and all(len(token) == 1 for token in known):
+                return ValueError(self.refused(Unknown.of(len(text), missing)))
+            if missing:
+                return ValueError(f"the word {next(iter(missing))!r} is not in the tokenizer's vocabulary")
         return ValueError(f"the tokenizer cannot encode {text[:40]!r}: {error}")
 
 
@@ -225,10 +329,11 @@ def split_text(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> li
 
 
 def named(name: str) -> Tokenizer:
-    """The tokenizer that a name stands for: bytes, dna, text8, a `tokenizer.json` or its folder, hub:NAME."""
+    """The tokenizer of a name: bytes, dna, protein, text8, a `tokenizer.json` or its folder, hub:NAME."""
     ready: dict[str, Callable[[], Tokenizer]] = {
         "bytes": Tokenizer.bytes,
         "dna": Tokenizer.dna,
+        "protein": Tokenizer.protein,
         "text8": lambda: Tokenizer.characters("abcdefghijklmnopqrstuvwxyz "),
     }
     if name in ready:
@@ -246,6 +351,16 @@ def named(name: str) -> Tokenizer:
         f"there is no tokenizer {name!r}; known are {', '.join(ready)}, bpe:SIZE, hub:NAME"
         f" and the path of a tokenizer.json{hint}"
     )
+
+
+def _left_out(text: str, spans: NDArray[np.int64], alphabet: set[str] | None) -> list[str]:
+    """The characters that no token covers or, if there is an `alphabet`, that are not in it."""
+    if alphabet is not None:
+        return [sign for sign in text if sign not in alphabet]
+    covered = np.zeros(len(text) + 1, np.int64)
+    np.add.at(covered, spans[:, 0], 1)
+    np.add.at(covered, spans[:, 1], -1)
+    return [text[i] for i in np.flatnonzero(covered.cumsum()[:-1] == 0).tolist()]
 
 
 def _goes_by_words(inner: tokenizers.Tokenizer) -> bool:
