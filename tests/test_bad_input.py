@@ -39,6 +39,7 @@ from unmask import (
 )
 from unmask.objectives import AnyObjective
 from unmask.sampling import AnySampler
+from unmask.serve.wording import Wording
 from unmask.types import LogX
 
 TINY = DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0)
@@ -158,7 +159,7 @@ BAD: dict[str, tuple[Call, str]] = {
     "prompt: float ids": (lambda lm: lm.sample(length=4, prompt=[0.5]), FLOATS),
     "prompt: unknown character": (
         lambda lm: lm.sample(length=4, prompt="az"),
-        "the character 'z' is not in the tokenizer's alphabet",
+        r"1 of 2 characters is unknown to the tokenizer \('z' 1\)",
     ),
     "template: no hole": (lambda lm: lm.infill("abc"), "'abc' has no hole; mark one as <mask:12>"),
     "template: empty": (lambda lm: lm.infill(""), "the template '' has no hole"),
@@ -169,13 +170,19 @@ BAD: dict[str, tuple[Call, str]] = {
         "1 to 1000000 tokens; 'a<mask:0>' has one of 0",
     ),
     "template: negative hole": (lambda lm: lm.infill(["a", -3]), "1 to 1000000 tokens; .* has one of -3"),
-    "template: unknown character": (lambda lm: lm.infill("<mask>z"), "the character 'z' is not in"),
+    "template: unknown character": (
+        lambda lm: lm.infill("<mask>z"),
+        r"characters is unknown to the tokenizer \('z' 1\)",
+    ),
     "template: id outside": (lambda lm: lm.infill(ids(9, MASK)[0]), OUTSIDE),
     "template: several rows of ids": (
         lambda lm: lm.infill(torch.tensor([[0, MASK], [MASK, 1]])),
         r"one row.*\[2, 2\]",
     ),
-    "score: unknown character": (lambda lm: lm.score("abz"), "the character 'z' is not in"),
+    "score: unknown character": (
+        lambda lm: lm.score("abz"),
+        r"characters is unknown to the tokenizer \('z' 1\)",
+    ),
     "score: empty text": (lambda lm: lm.score(["ab", ""]), "text 1 is empty: there is nothing to score"),
     "score: no ids": (lambda lm: lm.score([[]]), "text 0 is empty"),
     "score: no texts": (lambda lm: lm.score([]), "there are no texts to score"),
@@ -220,6 +227,24 @@ BAD: dict[str, tuple[Call, str]] = {
         "an autoregressive objective needs a causal backbone.*got causal=False with Autoregression",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lm: lm.score("hello world"),
+        lambda lm: lm.infill("hello <mask:2>"),
+        lambda lm: lm.sample(length=12, prompt="hello"),
+        lambda lm: Wording(lm.tokenizer, lm.vocab.mask).canvas("hello <mask:2> world"),
+    ],
+    ids=["score", "infill", "sample", "server"],
+)
+def test_a_text_of_another_alphabet_is_refused_everywhere(call: Call) -> None:
+    lm = LanguageModel.new(TINY, MDLM(), Tokenizer.dna())
+    refused(
+        lambda: call(lm), r"of \d+ characters are unknown to the tokenizer .* would become N, more than 5%"
+    )
+    assert lm.score("ACGTNRacgt", draws=16).tokens == 10
 
 
 @pytest.mark.parametrize(("call", "sentence"), BAD.values(), ids=list(BAD))

@@ -23,6 +23,7 @@ from unmask.data.corpus import Corpus, PrepareOptions, is_corpus, outdated, prep
 from unmask.data.encoding import Progress
 from unmask.data.folders import replacing_file
 from unmask.data.loader import Layout, Loader, Wrapped
+from unmask.data.notes import notes
 from unmask.diffusion.times import PartTimes
 from unmask.evaluation.likelihood import score_rows
 from unmask.measurement import AT_ONCE
@@ -172,6 +173,8 @@ def carry_out(
                 state(folder, EXPERIMENT, {**_with_effect(experiment), "corpus": corpus.digest})
         world.barrier()
         news = _resume(run, folder, restart)
+        if run.state.step == 0:
+            news = [*notes(corpus, experiment.layout), *news]
         finished = _train(experiment, corpus, run, folder, news)
         if finished and world.first:
             lm, facts = averaged_model(folder)

@@ -226,3 +226,92 @@ def test_a_license_is_an_identifier(tmp_path: Path, command: Command, folder: st
     assert result.code == 2
     assert "a license is named by its identifier, as in apache-2.0" in result.err
     assert not (tmp_path / "m").exists()
+
+
+def prepared(command: Command, folder: Path, name: str, contents: str | bytes, *options: str) -> Any:
+    """What `prepare` says of a file."""
+    (folder / name).write_bytes(contents.encode() if isinstance(contents, str) else contents)
+    return command("prepare", str(folder / name), "--out", str(folder / "out"), *options)
+
+
+def test_english_is_not_dna(command: Command, tmp_path: Path) -> None:
+    text = "to be, or not to be, that is the question\n" * 100
+    done = prepared(command, tmp_path, "a.txt", text, "--tokenizer", "dna")
+    assert done.code == 2
+    assert done.err.startswith(
+        f"unmask: {tmp_path}/a.txt: 2,500 of 4,200 characters are unknown to the tokenizer"
+    )
+    assert "(' ' 900, 'o' 500, 'e' 400, " in done.err
+    assert "would become N, more than 5%; it has 'ACGNT'" in done.err
+    assert "--allow-unknown" in done.err
+    assert not (tmp_path / "out").exists()
+    done = prepared(command, tmp_path, "a.txt", text, "--tokenizer", "dna", "--allow-unknown")
+    assert done.code == 0
+    assert "note: 2,500 of 4,200 characters are unknown to the tokenizer (' ' 900, " in done.out
+    done = prepared(command, tmp_path, "a.fa", ">a\n" + "ACGTN" * 100 + "RRYX", "--tokenizer", "dna")
+    assert "note: 1 of 504 characters is unknown to the tokenizer ('X' 1) and becomes N\n" in done.out
+    assert "note: 3 of 504 characters are codes for several bases" in done.out
+
+
+def test_reads_and_proteins_are_prepared(command: Command, tmp_path: Path) -> None:
+    reads = "".join(f"@read {i}\nACGTACGT\n+\nIIIIIIII\n" for i in range(40))
+    done = prepared(command, tmp_path, "a.fastq", reads, "--tokenizer", "dna")
+    assert "train: 304 tokens in 38 documents" in done.out
+    assert "note" not in done.out
+    assert "held-out text: 2 documents, 16 tokens, 5.00% of the text (5.00% asked for)" in done.out
+    done = prepared(command, tmp_path, "a.faa", ">a\nMKVLAAGIV*\n", "--tokenizer", "protein")
+    assert "vocabulary: 29 with the mask" in done.out
+
+
+def test_a_tokenizer_that_changes_text_is_told(command: Command, tmp_path: Path) -> None:
+    done = prepared(command, tmp_path, "a.txt", "acgt" * 50, "--tokenizer", "dna")
+    assert (
+        "the tokenizer does not keep the text as it is: 'acgtacgtacgtacgt' comes back as 'ACGTACGT"
+        in done.out
+    )
+
+
+def test_encodings_and_delimiters(command: Command, tmp_path: Path) -> None:
+    table = "id;text\r\n" + "1;café\r\n" * 30
+    tell = ("--tokenizer", "bytes", "--delimiter", ";")
+    done = prepared(command, tmp_path, "a.csv", table.encode("latin-1"), *tell)
+    assert done.code == 2
+    assert "a.csv is not UTF-8: byte 0xe9 at offset 14 " in done.err
+    assert "--encoding latin-1" in done.err
+    done = prepared(command, tmp_path, "a.csv", table.encode("latin-1"), *tell, "--encoding", "latin-1")
+    assert done.code == 0
+    assert "145 bytes" in done.out  # 29 rows, é has two
+    tabs = table.replace(";", "\t").encode("utf-16")
+    done = prepared(command, tmp_path, "a.csv", tabs, *tell[:3], "tab", "--encoding", "utf-16")
+    assert done.code == 0
+
+
+def test_pairs_are_held_out_and_cut_as_told(command: Command, tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{i % 10}", "answer": "a" * (40 if i % 3 == 0 else 4)} for i in range(300)]
+    contents = "".join(json.dumps(row) + "\n" for row in rows)
+    pairs = ("--tokenizer", "bytes", "--prompt", "prompt", "--answer", "answer")
+    done = prepared(command, tmp_path, "a.jsonl", contents, *pairs)
+    assert "held-out text: 15 documents" in done.out
+    assert (
+        "pairs: half have at most 7 tokens, the longest has 43; training cuts those that are longer"
+        in done.out
+    )
+    done = command(
+        *("train", "stdlib-tiny", "--sources", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "run")),
+        *(
+            "--tokenizer",
+            "bytes",
+            "--steps",
+            "1",
+            "--batch-size",
+            "4",
+            "--set",
+            "options.source.pairs=PromptAnswer",
+        ),
+        *("--set", 'layout={"kind": "Pairs", "length": 16}', "backbone.width=32", "backbone.depth=1"),
+        *("--set", "backbone.heads=2", "backbone.length=16"),
+    )
+    assert "held-out text: 15 documents" in done.err
+    assert (
+        "note: rows have 16 tokens (layout.length): of 285 pairs, 95 lose the end of the answer" in done.err
+    )

@@ -45,30 +45,42 @@ def prepare(
     prompt: str | None = None,
     answer: str | None = None,
     messages: str | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+    allow_unknown: bool = False,
 ) -> None:
     """Turn text into a folder of token ids, which training maps into memory.
 
     For example:
       unmask prepare my_texts/ --tokenizer bpe:8192 --out corpora/mine
+      unmask prepare reads.fastq.gz --tokenizer dna --out corpora/reads
       unmask prepare pairs.jsonl --prompt question --answer reply --out corpora/pairs
 
+    Lines may end in CRLF: it is read as a newline. A text of which more than 5 % of the characters are
+    unknown to the tokenizer (English as DNA) is refused; fewer are counted and told.
+
     Args:
-        sources: Files or folders (text, .gz, .jsonl, .csv, .tsv, .parquet, FASTA), stdlib, or hub:NAME.
+        sources: Files or folders (text, .json, .jsonl, .csv, .tsv, .parquet, .arrow, FASTA, FASTQ, each also
+            with .gz), folders of `save_to_disk`, stdlib, or hub:NAME.
         out: The folder; what is there already and up to date is left as it is.
-        tokenizer: bytes, text8, dna, bpe:SIZE (trained on the text), a tokenizer.json, or hub:NAME.
-        share: The part of the text that is held out for validation.
+        tokenizer: bytes, text8, dna, protein, bpe:SIZE (trained on the text), a tokenizer.json, or hub:NAME.
+        share: The part of the text that is held out for validation, within one document.
         shard: I/N prepares every N-th document from the I-th (0 to N - 1); the N parts join by themselves.
         lines: Every line of a text file is a document.
-        field: The field of JSON lines that holds the text.
+        field: The field of JSON objects that holds the text.
         column: The column of tables that holds the text.
         prompt: A row is a pair; this column or field holds what is given.
         answer: The column or field that holds what is to be learned.
         messages: A row is a chat, a list of messages in this column or field; the last one is the answer.
+        encoding: The encoding of text files, as latin-1 or utf-16.
+        delimiter: What stands between the columns of csv and tsv files, as ';' or tab.
+        allow_unknown: Take text even if much of it is unknown to the tokenizer.
     """
     from unmask.cli.progress import progress
     from unmask.data.columns import AnyPairs, Chat, PromptAnswer
     from unmask.data.corpus import PrepareOptions
     from unmask.data.corpus import prepare as prepare_corpus
+    from unmask.data.notes import notes
     from unmask.data.sources import SourceOptions, plain_size
 
     part = _shard(shard)
@@ -77,13 +89,17 @@ def prepare(
     pairs: AnyPairs | None = None if messages is None else Chat(messages)
     if prompt is not None and answer is not None:
         pairs = PromptAnswer(prompt, answer)
-    options = PrepareOptions(SourceOptions(lines, field, column, pairs), share, part)
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
+    source = SourceOptions(lines, field, column, pairs, encoding, delimiter)
+    options = PrepareOptions(source, share, part, allow_unknown)
     size = plain_size(sources)
     total = size // part[1] if size is not None and part is not None else size
     with progress("preparing", total, "bytes") as report:
         corpus = prepare_corpus(sources, out, tokenizer, options, report)
     for name, split in corpus.splits.items():
         print(f"{name}: {split.tokens:,} tokens in {split.documents:,} documents, {split.text.bytes:,} bytes")
+    for note in notes(corpus):
+        print(note)
     print(f"vocabulary: {corpus.vocab.size:,} with the mask; in {corpus.folder}")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def notes(corpus: Corpus, layout: Layout | None = None) -> list[str]:
     """A line each; with the `layout` of a training, also how many pairs it cuts."""
-    told = [f"held out: {_held_out(corpus)}"] if VALID in corpus.splits else []
+    told = [f"held-out text: {_held_out(corpus)}"] if VALID in corpus.splits else []
     told += [f"note: {note}" for note in corpus.manifest.unknown.notes(corpus.tokenizer.becomes)]
     return told + _pairs(corpus, layout)
 
