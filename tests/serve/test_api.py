@@ -193,20 +193,25 @@ def strict() -> Any:
 @pytest.mark.parametrize(
     ("path", "body", "param", "told"),
     [
-        ("infill", {"template": "<mask:13>"}, "max_tokens", "at most 12 here; got 13"),
-        ("infill", {"template": f"{'a' * 21}<mask>"}, "prompt_tokens", "at most 20"),
-        ("infill", {"template": "<mask>", "n": 5}, "n", "at most 4"),
-        ("infill", {"template": "<mask>", "steps": 51}, "steps", "at most 50"),
-        ("infill", {"template": "<mask>", "alternatives": 6}, "alternatives", "at most 5"),
+        ("infill", {"template": "<mask:13>"}, "template", "writes up to 12 tokens; got 13"),
+        ("infill", {"template": f"{'a' * 21}<mask>"}, "template", "reads up to 20 tokens; template has 21"),
+        ("infill", {"template": "<mask>", "n": 5}, "n", "allows n up to 4; got 5"),
+        ("infill", {"template": "<mask>", "steps": 51}, "steps", "allows steps up to 50"),
+        ("infill", {"template": "<mask>", "alternatives": 6}, "alternatives", "up to 5"),
         ("infill", {"template": "<mask:99999999999>"}, None, "1 to 1000000"),
         ("infill", {"template": "<mask>", "sampler": "confidense"}, None, "no sampler 'confidense'"),
-        ("completions", {"prompt": ["a", "b", "c"], "n": 2}, "n", "at most 4"),
-        ("completions", {"prompt": "a", "max_tokens": 10**9}, "max_tokens", "at most 12"),
+        ("completions", {"prompt": ["a", "b", "c"], "n": 2}, "n", "up to 4"),
+        (
+            "completions",
+            {"prompt": "a", "max_tokens": 10**9},
+            "max_tokens",
+            "you requested 1000000001 tokens",
+        ),
         ("completions", {"prompt": [3, 999]}, None, "token 999"),
         ("completions", {"prompt": []}, None, "empty"),
         ("completions", {"prompt": "xyz"}, None, "'x'"),
-        ("score", {"text": "abc", "draws": 65}, "draws", "at most 64"),
-        ("score", {"text": "a" * 21}, "prompt_tokens", "at most 20"),
+        ("score", {"text": "abc", "draws": 65}, "draws", "up to 64"),
+        ("score", {"text": "a" * 21}, "text", "reads up to 20 tokens"),
     ],
 )
 def test_too_much_gets_a_sentence(
@@ -222,7 +227,10 @@ def test_too_much_gets_a_sentence(
 def test_a_canvas_longer_than_the_model(server: Served) -> None:
     answer = server.post("/v1/infill", template="abc<mask:46>")
     assert answer.status_code == 400
-    assert "more than the 48 that the model takes" in answer.json()["error"]["message"]
+    problem = answer.json()["error"]
+    assert (problem["code"], problem["param"]) == ("context_length_exceeded", "template")
+    assert "maximum context length is 48 tokens" in problem["message"]
+    assert "(3 in the prompt; 46 for the completion)" in problem["message"]
 
 
 def test_while_the_model_is_loading() -> None:
@@ -362,5 +370,6 @@ def test_the_api_describes_itself(server: Served) -> None:
     for path in ("/v1/infill", "/v1/completions", "/v1/score", "/v1/models", "/metrics"):
         assert path in page.text
         assert path in server.http.get("/openapi.json").json()["paths"]
-    assert "http://" not in page.text.replace("http://localhost", "")
+    assert "http://" not in page.text.replace(server.url, "")
+    assert f"curl {server.url}/v1/infill -H" in page.text
     assert "cdn" not in page.text

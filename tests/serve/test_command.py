@@ -118,6 +118,16 @@ def test_a_port_is_taken_once(folder: Path) -> None:
         assert f"port {port} of 127.0.0.1 is taken by another program" in refused(str(folder), "--port", port)
 
 
+def test_what_cannot_be_served_is_not_announced(folder: Path, tmp_path: Path) -> None:
+    process = command(str(tmp_path / "none"), "--port", "0")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "http://" not in err
+    for patience in ("-1", "nan", "inf"):
+        assert "seconds from 0 on" in refused(str(folder), f"--patience={patience}")
+    assert "'my.site' is no origin" in refused(str(folder), "--allow-origin", "my.site")
+
+
 def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     assert "is not a folder" in refused(str(tmp_path / "none"), "--port", "0")
     assert "needs a token" in refused(str(folder), "--host", "0.0.0.0", "--port", "0", UNMASK_TOKEN="")
@@ -133,7 +143,7 @@ def test_a_model_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
         (tmp_path / "large" / name).write_bytes((folder / name).read_bytes())
     config = (folder / "config.json").read_text().replace('"width": 32', '"width": 40000000000')
     (tmp_path / "large" / "config.json").write_text(config)
-    assert "does not fit" in refused(str(tmp_path / "large"), "--port", "0")
+    assert "asks for a network that no memory can hold" in refused(str(tmp_path / "large"), "--port", "0")
 
 
 def test_the_token_may_come_from_the_environment(folder: Path) -> None:
@@ -145,7 +155,7 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
         local = f"http://127.0.0.1:{port}/v1/models"
         assert httpx.get(local).status_code == 401
         key = {"Authorization": "Bearer x"}
-        assert httpx.get(local, headers=key).status_code == 200
+        until(lambda: httpx.get(local, headers=key).status_code == 200)  # once the model is there
         assert httpx.get(local, headers={**key, "Host": "other.name"}).status_code == 200
         assert httpx.get(local, headers={**key, "Host": "another.name"}).status_code == 400
 

@@ -23,6 +23,11 @@ def client() -> Iterator[openai.OpenAI]:
 
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    for unknown in ("gpt-9", "org/gpt-9"):
+        with pytest.raises(openai.NotFoundError, match=f"there is no model '{unknown}' here") as found:
+            client.models.retrieve(unknown)
+        assert found.value.code == "model_not_found"
 
 
 def test_completions(client: openai.OpenAI) -> None:
@@ -64,7 +69,7 @@ def test_streams(client: openai.OpenAI) -> None:
 def test_errors_are_the_clients_own(client: openai.OpenAI, server: Served) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here"):
         client.completions.create(model="gpt-9", prompt="ab")
-    with pytest.raises(openai.BadRequestError, match="steps is at most 100 here; got 101"):
+    with pytest.raises(openai.BadRequestError, match="this server allows steps up to 100; got 101"):
         client.completions.create(model="tiny", prompt="ab", extra_body={"steps": 101})
     with pytest.raises(openai.UnprocessableEntityError, match="temperature"):
         client.completions.create(model="tiny", prompt="ab", temperature=-1)
@@ -74,3 +79,12 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, server: Served) -> No
         client.completions.create(model="tiny", prompt="ab", extra_body={"stepps": 3})
     with pytest.raises(openai.AuthenticationError, match="token"):
         client.with_options(api_key="wrong").completions.create(model="tiny", prompt="ab")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 48 tokens") as found:
+        client.completions.create(model="tiny", prompt="ab", max_tokens=256)
+    assert found.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError, match="completion model, which does not chat: POST /v1/compl"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "ab"}])
+    with pytest.raises(openai.NotFoundError, match="makes no embeddings"):
+        client.embeddings.create(model="tiny", input="ab")
+    with pytest.raises(openai.NotFoundError, match="POST /v1/completions continues"):
+        client.responses.create(model="tiny", input="ab")

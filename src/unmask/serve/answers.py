@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from unmask.data.textsize import TextSize
 from unmask.diffusion.process import LeftToRight
 from unmask.evaluation.score import CELLS, Score
-from unmask.serve.limits import within
+from unmask.serve.limits import check_length
 from unmask.serve.rows import Mark, Row, Step
 from unmask.serve.schemas import (
     CompletionAnswer,
@@ -25,8 +25,11 @@ from unmask.serve.schemas import (
     TimeShare,
     Usage,
 )
-from unmask.serve.service import Ended, Service, Ticket, new_id, revises
+from unmask.serve.service import Ended, Service, new_id, revises
 from unmask.serve.wording import HoledText, cut, sure_length
+
+Events = AsyncIterator[tuple[int, Any]]
+"""What rows tell, with their numbers."""
 
 
 class Infilling:
@@ -49,7 +52,7 @@ class Infilling:
             usage=_usage(self.canvas.given, self.n * self.canvas.hidden),
         )
 
-    async def told(self, ticket: Ticket) -> AsyncIterator[bytes]:
+    async def told(self, events: Events) -> AsyncIterator[bytes]:
         mask, ids = self.wording.mask, self.canvas.ids
         pieces = self.wording.pieces([id_ for id_ in ids if id_ != mask])
         given = iter(pieces)
@@ -57,7 +60,7 @@ class Infilling:
         start = {"id": self.id, "model": self.service.name, "seed": self.seed, "n": self.n, "tokens": shown}
         yield event("canvas", start)
         results: list[Filled | None] = [None] * self.n
-        async for index, news in ticket.events():
+        async for index, news in events:
             if isinstance(news, Step):
                 changes = [self._change(mark) for mark in news.marks]
                 draft = self.wording.draft(news.ids)
@@ -113,11 +116,21 @@ class Completing:
             id=self.id, created=self.created, model=self.service.name, choices=choices, usage=self._used()
         )
 
-    async def told(self, ticket: Ticket) -> AsyncIterator[bytes]:
+    def unwritten(self) -> list[Row]:
+        """The rows where no token is to be written."""
+        rows = [canvas for canvas in self.canvases for _ in range(self.asked.n)]
+        return [Row(tuple(row.ids), (None,) * len(row.ids), (0,) * len(row.ids)) for row in rows]
+
+    async def nothing(self) -> Events:
+        """The same, as they are told."""
+        for index, row in enumerate(self.unwritten()):
+            yield index, Ended(row)
+
+    async def told(self, events: Events) -> AsyncIterator[bytes]:
         rows = len(self.canvases) * self.asked.n
         sent = [""] * rows
         settled = not revises(self.service.sampler(self.asked))
-        async for index, news in ticket.events():
+        async for index, news in events:
             canvas = self.canvases[index // self.asked.n]
             if isinstance(news, Step):
                 text = self.wording.beginning(_hole(canvas, news.ids)) if settled else ""
@@ -185,10 +198,12 @@ def scored(service: Service, text: str, ids: Sequence[int], found: Score) -> Sco
 def completed(service: Service, asked: CompletionRequest) -> list[HoledText]:
     """A canvas for each prompt."""
     wording = service.wording
-    tokens = within("max_tokens", asked.max_tokens, 16, service.limits.max_tokens)
+    tokens = min(16, service.limits.max_tokens) if asked.max_tokens is None else asked.max_tokens
     canvases = []
     for prompt in _prompts(asked):
         ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else wording.given(prompt)
+        given = wording.between(ids, 0, asked.suffix or "").given
+        check_length("max_tokens", given, tokens, service.length, service.limits)  # it may be any number
         canvases.append(wording.between(ids, tokens, asked.suffix or ""))
     return canvases
 

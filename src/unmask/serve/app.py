@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from unmask import __version__
 from unmask.serve.answers import Completing, Infilling, completed, event, scored
 from unmask.serve.guard import Guard
-from unmask.serve.limits import check, within
+from unmask.serve.limits import check, check_given, within
 from unmask.serve.problems import STATUS, problem, told
 from unmask.serve.reference import reference
 from unmask.serve.rows import scoring, writing
@@ -26,6 +26,7 @@ from unmask.serve.schemas import (
     ErrorAnswer,
     InfillAnswer,
     InfillRequest,
+    ModelCard,
     ModelList,
     ScoreAnswer,
     ScoreRequest,
@@ -46,8 +47,12 @@ GONE = 499
 """What nginx calls a client that did not wait; nobody reads it."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 413, 415, 422, 429, 500, 503, 504)
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer"}
+}
+"""What routes that can stream answer beside JSON."""
 
 
 def create_app(
@@ -72,11 +77,13 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         responses=PROBLEMS,
+        generate_unique_id_function=lambda route: route.name,
     )
     for kind in (HTTPException, RequestValidationError, *STATUS):
         app.add_exception_handler(kind, problem)
     _add_routes(app, service)
-    _add_pages(app)
+    _add_pages(app, token is not None)
+    _describe(app, token is not None)
     return Guard(app, service.metrics, hosts, token, service.limits.body_bytes, origins)
 
 
@@ -103,7 +110,13 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """The model that is served, its samplers and limits."""
         return ModelList(data=[service.card()])
 
-    @app.post("/v1/infill", tags=["model"], response_model=InfillAnswer)
+    @app.get("/v1/models/{model:path}", tags=["model"])
+    async def retrieve_model(model: str) -> ModelCard:
+        """The same for one model; there is one."""
+        service.check_model(model)
+        return service.card()
+
+    @app.post("/v1/infill", tags=["model"], response_model=InfillAnswer, responses=STREAM)
     async def infill(asked: InfillRequest, request: Request) -> Any:
         """Fill the holes of a text.
 
@@ -120,11 +133,11 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ticket = await _rows(service, asked, [canvas], seed, asked.alternatives)
         answer = Infilling(service, canvas, seed, asked.n)
         if asked.stream:
-            return _streamed(answer.told(ticket))
+            return _streamed(answer.told(ticket.events()))
         rows = await _unless_gone(request, ticket)
         return answer.whole([answer.filled(row, index) for index, row in enumerate(rows)])
 
-    @app.post("/v1/completions", tags=["model"], response_model=CompletionAnswer)
+    @app.post("/v1/completions", tags=["model"], response_model=CompletionAnswer, responses=STREAM)
     async def completions(asked: CompletionRequest, request: Request) -> Any:
         """Write `max_tokens` tokens after `prompt` and before `suffix`, as OpenAI's clients ask for it.
 
@@ -135,9 +148,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         canvases = await asyncio.to_thread(completed, service, asked)
         seed = new_seed() if asked.seed is None else asked.seed
         answer = Completing(service, asked, canvases)
+        if asked.max_tokens == 0:
+            _check_rows(service, asked, canvases)
+            return (
+                _streamed(answer.told(answer.nothing())) if asked.stream else answer.whole(answer.unwritten())
+            )
         ticket = await _rows(service, asked, canvases, seed, asked.logprobs or 0, answer.enough)
         if asked.stream:
-            return _streamed(answer.told(ticket))
+            return _streamed(answer.told(ticket.events()))
         return answer.whole(await _unless_gone(request, ticket))
 
     @app.post("/v1/tokens", tags=["model"])
@@ -155,14 +173,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         service.check_model(asked.model)
         draws = within("draws", asked.draws, 128, service.limits.draws)
         ids = await asyncio.to_thread(service.wording.tokenizer.encode, asked.text)
-        check("prompt_tokens", len(ids), service.limits.prompt_tokens)
+        check_given("text", len(ids), service.limits)
         deadline = service.deadline(asked.timeout)
         ticket = service.ticket([scoring(service.model, ids, draws, asked.seed)], deadline)
         (found,) = await _unless_gone(request, ticket)
         return scored(service, asked.text, ids, found)
 
 
-def _add_pages(app: FastAPI) -> None:
+def _add_pages(app: FastAPI, locked: bool) -> None:
     page = files("unmask.serve") / "page"
     scripts = sorted(file.name for file in page.iterdir() if file.name.endswith(".js"))
 
@@ -177,13 +195,32 @@ def _add_pages(app: FastAPI) -> None:
     for path, name, kind in (
         ("/", "index.html", "text/html; charset=utf-8"),
         ("/page.css", "page.css", "text/css; charset=utf-8"),
+        ("/favicon.ico", "icon.svg", "image/svg+xml"),
         *((f"/{name}", name, "text/javascript; charset=utf-8") for name in scripts),
     ):
         app.add_api_route(path, served(name, kind), include_in_schema=False)
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(reference(app.openapi()))
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(reference(app.openapi(), str(request.base_url).rstrip("/"), locked))
+
+
+def _describe(app: FastAPI, locked: bool) -> None:
+    """Let the schema say that a token is needed, where one is."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = described()
+        if locked:
+            schema["components"]["securitySchemes"] = {
+                "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},
+                "password": {"type": "http", "scheme": "basic", "description": "The same as a password."},
+            }
+            schema["security"] = [{"token": []}, {"password": []}]
+            schema["paths"]["/health"]["get"]["security"] = []
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 async def _rows(
@@ -197,15 +234,20 @@ async def _rows(
     """Send `n` rows for each canvas on their way."""
     deadline = service.deadline(asked.timeout)
     sampler, guide = service.sampler(asked), service.guide(asked)
-    check("n", asked.n * len(canvases), service.limits.n)
+    _check_rows(service, asked, canvases)
     works = []
     for canvas in canvases:
-        service.check_canvas(canvas)
         stop = (lambda ids, canvas=canvas: enough(canvas, ids)) if enough and not revises(sampler) else None
         for row in range(asked.n):
             more = {} if stop is None else {"enough": stop}
             works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
     return service.ticket(works, deadline, watched=asked.stream)
+
+
+def _check_rows(service: Service, asked: Writing, canvases: Sequence[HoledText]) -> None:
+    check("n", asked.n * len(canvases), service.limits.n)
+    for canvas in canvases:
+        service.check_canvas(canvas, asked.length_field)
 
 
 async def _unless_gone(request: Request, ticket: Ticket) -> list[Any]:

@@ -36,11 +36,11 @@ class Limits:
 
 
 class LimitError(ValueError):
-    """A request that asks for too much; `param` is what it asked for."""
+    """A request that asks for too much; `param` is the field that does, `code` what programs look for."""
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
 
 def within(param: str, value: int | None, usual: int, most: int) -> int:
@@ -51,7 +51,34 @@ def within(param: str, value: int | None, usual: int, most: int) -> int:
     return value
 
 
-def check(param: str, value: float, most: float, unit: str = "") -> None:
+def check(param: str, value: float, most: float) -> None:
     """Refuse what is above the limit."""
     if value > most:
-        raise LimitError(param, f"{param} is at most {most:,}{unit} here; got {value:,}")
+        raise LimitError(param, f"this server allows {param} up to {most:,}; got {value:,}")
+
+
+def check_given(param: str, tokens: int, limits: Limits) -> None:
+    """Refuse a text of too many tokens."""
+    if tokens > limits.prompt_tokens:
+        raise LimitError(
+            param, f"this server reads up to {limits.prompt_tokens:,} tokens; {param} has {tokens:,}"
+        )
+
+
+def check_length(param: str, given: int, hidden: int, length: int, limits: Limits) -> None:
+    """Refuse a text that is too long for the server, or (as OpenAI's clients know it) for the model.
+
+    `param` is the field that says how many tokens are to be written: max_tokens, or a text with holes.
+    """
+    if given + hidden > length:
+        remedy = "the prompt or max_tokens" if param == "max_tokens" else "the text or its holes"
+        raise LimitError(
+            param,
+            f"This model's maximum context length is {length} tokens. However, you requested"
+            f" {given + hidden} tokens ({given} in the prompt; {hidden} for the completion)."
+            f" Please reduce {remedy}.",
+            "context_length_exceeded",
+        )
+    check_given("prompt" if param == "max_tokens" else param, given, limits)
+    if hidden > limits.max_tokens:
+        raise LimitError(param, f"this server writes up to {limits.max_tokens:,} tokens; got {hidden:,}")

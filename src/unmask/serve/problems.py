@@ -7,7 +7,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from unmask.serve.elsewhere import no_route
 from unmask.serve.engine import BusyError, ClosedError, InternalError, LateError
+from unmask.serve.faults import UNREADABLE, first_fault
 from unmask.serve.limits import LimitError
 from unmask.serve.schemas import ErrorAnswer, Problem
 from unmask.serve.service import NotReadyError, UnknownModelError
@@ -28,40 +30,33 @@ STATUS: dict[type[Exception], tuple[int, str]] = {
 """What each exception is answered with; the first that fits counts."""
 
 
-async def problem(_: Request, error: Exception) -> Response:
+async def problem(request: Request, error: Exception) -> Response:
     """The answer to a request that failed."""
     status, answer, headers = *told(error), {}
     if isinstance(error, BusyError):
         headers["Retry-After"] = str(error.retry_after)
     elif isinstance(error, NotReadyError):
         headers["Retry-After"] = "2"
-    elif isinstance(error, HTTPException) and error.headers:
-        headers.update(error.headers)
+    elif isinstance(error, HTTPException):
+        headers.update(error.headers or {})
+        if status in (404, 405):
+            answer.error.message = no_route(request)
+            answer.error.code = "unknown_url" if status == 404 else None
     return JSONResponse(answer.model_dump(), status, headers)
 
 
 def told(error: Exception) -> tuple[int, ErrorAnswer]:
     """The status and the sentence."""
     if isinstance(error, RequestValidationError):
-        param, sentence = _first_fault(error)
-        return 422, ErrorAnswer(error=Problem(message=sentence, type="invalid_request_error", param=param))
+        status, param, sentence = first_fault(error)
+        return status, ErrorAnswer(error=Problem(message=sentence, type="invalid_request_error", param=param))
     if isinstance(error, HTTPException):
-        return error.status_code, ErrorAnswer(
-            error=Problem(message=str(error.detail), type="invalid_request_error")
-        )
+        sentence = UNREADABLE if error.detail == "There was an error parsing the body" else str(error.detail)
+        return error.status_code, ErrorAnswer(error=Problem(message=sentence, type="invalid_request_error"))
     status, kind = next(found for each, found in STATUS.items() if isinstance(error, each))
     problem = Problem(message=str(error) or type(error).__name__, type=kind)
     if isinstance(error, LimitError):
-        problem.param = error.param
+        problem.param, problem.code = error.param, error.code
     elif isinstance(error, UnknownModelError):
         problem.param, problem.code = "model", "model_not_found"
     return status, ErrorAnswer(error=problem)
-
-
-def _first_fault(error: RequestValidationError) -> tuple[str | None, str]:
-    """The first thing that is wrong, in a sentence; what was sent is not repeated, it may be huge."""
-    fault = error.errors()[0]
-    place = [str(step) for step in fault["loc"] if step != "body"]
-    param = place[0] if place else None
-    told = str(fault["msg"]).removeprefix("Value error, ")
-    return param, f"{'.'.join(place)}: {told}" if place else told

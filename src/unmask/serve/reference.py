@@ -7,30 +7,119 @@ import re
 from html import escape
 from typing import Any
 
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "/v1/infill": {"template": "def <mask:4>(self):\n    return <mask:6>", "steps": 16, "seed": 1},
-    "/v1/completions": {"prompt": "def ", "suffix": "\n    return x", "max_tokens": 12, "seed": 1},
-    "/v1/score": {"text": "def main():", "draws": 64},
+from unmask.serve.foreign import LABELS, NEUTRAL
+from unmask.serve.schemas import MOST_STOPS
+
+EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/v1/infill": (
+        {"template": "def <mask:2>(self):", "steps": 2, "seed": 1},
+        {
+            "id": "infill-4f1c0d",
+            "object": "infill",
+            "created": 1760000000,
+            "model": "demo",
+            "results": [
+                {
+                    "index": 0,
+                    "seed": 1,
+                    "text": "def close(self):",
+                    "spans": [
+                        {
+                            "start": 4,
+                            "end": 9,
+                            "text": "close",
+                            "tokens": [
+                                {"id": 262, "text": "cl", "logprob": -3.2, "step": 1, "alternatives": []},
+                                {"id": 810, "text": "ose", "logprob": -0.4, "step": 2, "alternatives": []},
+                            ],
+                        }
+                    ],
+                    "steps": 2,
+                }
+            ],
+            "usage": {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6},
+        },
+    ),
+    "/v1/completions": (
+        {"prompt": "def ", "suffix": "\n    return x", "max_tokens": 12, "seed": 1},
+        {
+            "id": "cmpl-93ab20",
+            "object": "text_completion",
+            "created": 1760000000,
+            "model": "demo",
+            "choices": [
+                {"index": 0, "text": "first(self, x):\n", "logprobs": None, "finish_reason": "length"}
+            ],
+            "usage": {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18},
+        },
+    ),
+    "/v1/score": (
+        {"text": "def main():", "draws": 64},
+        {
+            "object": "score",
+            "model": "demo",
+            "exact": False,
+            "nats": 12.4,
+            "nats_per_token": 4.13,
+            "standard_error": 0.11,
+            "perplexity": 62.4,
+            "perplexity_error": 6.9,
+            "bits_per_byte": 1.63,
+            "bits_per_byte_error": 0.04,
+            "tokens": [{"id": 270, "text": "def", "nats": 4.9}],
+            "by_time": [{"start": 0.0, "end": 0.125, "nats_per_token": 0.3, "standard_error": 0.05}],
+        },
+    ),
+    "/v1/tokens": (
+        {"text": "def main"},
+        {"tokens": [{"id": 270, "text": "def"}, {"id": 918, "text": " main"}]},
+    ),
 }
+"""What may be sent, and what an answer looks like (lists are cut short)."""
+
+TEXT = """<p>The route <code>/v1/completions</code> answers as OpenAI's does. What differs, and what is
+accepted:</p><ul>
+<li><code>max_tokens</code> tokens are written, exactly; beyond the model's length the answer is 400 with the
+code <code>context_length_exceeded</code>. 0 writes nothing, and gives back the prompt with
+<code>echo</code>.</li>
+<li><code>stop</code> may be up to {stops} texts. <code>top_p</code> 0 takes the most probable token.
+<code>top_k</code> 0 or -1 is no limit. <code>seed</code> -1 is a random one.</li>
+<li>null is the same as not given.</li>
+<li>Without effect: {labels}.</li>
+<li>Only with the value that changes nothing: {neutral}; <code>best_of</code> up to <code>n</code>.</li>
+<li>Any other field is refused.</li></ul>"""
 
 
-def reference(schema: dict[str, Any]) -> str:
-    """The page."""
+def reference(schema: dict[str, Any], address: str, locked: bool = False) -> str:
+    """The page, for who called the server by this address."""
     sections = "".join(
-        _route(path, method, told, schema["components"]["schemas"])
+        _route(path, method, told, schema["components"]["schemas"], address, locked)
         for path, methods in schema["paths"].items()
         for method, told in methods.items()
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>unmask: the API</title><link rel="stylesheet" href="/page.css"></head>
-<body><main class="reference"><h1>The API</h1>
+<title>unmask: the API</title><link rel="icon" href="/favicon.ico">
+<link rel="stylesheet" href="/page.css"></head>
+<body><header><p class="brand"><a href="/">unmask</a></p><nav><a href="/">the page</a></nav></header>
+<main class="reference"><h1>The API</h1>
 <p>{escape(schema["info"]["description"])} <a href="/openapi.json">openapi.json</a> is the same for programs;
 <a href="/">the page</a> is the same for people.</p>
-{sections}</main></body></html>"""
+{sections}<section><h2>OpenAI's clients, and others</h2>{_others()}</section></main></body></html>"""
 
 
-def _route(path: str, method: str, told: dict[str, Any], schemas: dict[str, Any]) -> str:
+def _others() -> str:
+    labels = ", ".join(f"<code>{name}</code>" for name in LABELS)
+    neutral = ", ".join(
+        f"<code>{name}</code> {' or '.join(escape(json.dumps(value)) for value in values)}"
+        for name, values in NEUTRAL.items()
+    )
+    return TEXT.format(labels=labels, neutral=neutral, stops=MOST_STOPS)
+
+
+def _route(
+    path: str, method: str, told: dict[str, Any], schemas: dict[str, Any], address: str, locked: bool
+) -> str:
     parts = told.get("description", "").split("\n\n")
     about = "".join(f"<p>{_marked(part)}</p>" for part in parts)
     fields, example = "", ""
@@ -39,9 +128,11 @@ def _route(path: str, method: str, told: dict[str, Any], schemas: dict[str, Any]
         reference = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[-1]
         fields = _fields(schemas[reference])
     if path in EXAMPLES:
-        data = json.dumps(EXAMPLES[path])
-        line = f"curl localhost:8000{path} -H 'Content-Type: application/json' -d '{data}'"
-        example = f"<pre><code>{escape(line)}</code></pre>"
+        sent, answer = EXAMPLES[path]
+        token = ' -H "Authorization: Bearer $UNMASK_TOKEN"' if locked else ""
+        line = f"curl {address}{path}{token} -H 'Content-Type: application/json' -d '{json.dumps(sent)}'"
+        shown = json.dumps(answer, indent=1)
+        example = f"<pre><code>{escape(line)}</code></pre><pre><code>{escape(shown)}</code></pre>"
     return f"<section><h2><code>{method.upper()} {escape(path)}</code></h2>{about}{example}{fields}</section>"
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from unmask.sampling import BY_NAME
 from unmask.sampling.blockwise import CACHES
+from unmask.serve.foreign import refusal, settled
 
-Seed = Annotated[int, Field(ge=0, lt=2**62, description="Row i is drawn with seed + i.")]
+MOST_STOPS = 64
+SEEDS = 2**62
+LEAST = 1e-9
+
+Seed = Annotated[
+    int,
+    Field(ge=-(2**63), lt=2**63, description="Row i is drawn with seed + i."),
+    AfterValidator(lambda seed: seed % SEEDS),
+]
 Pattern = Annotated[str, Field(max_length=200)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -20,6 +29,16 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str | None = Field(None, description="The model's name, as /v1/models tells it.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_no_field_of_ours(cls, body: Any) -> Any:
+        return settled(body, cls.model_fields) if isinstance(body, dict) else body
+
+
+def _off(*values: int) -> BeforeValidator:
+    """Numbers by which other servers mean that nothing was given."""
+    return BeforeValidator(lambda value: None if type(value) is int and value in values else value)
 
 
 class Writing(Request):
@@ -49,11 +68,22 @@ class Writing(Request):
         None, description="A regular expression that the text of each hole must match, or one for each hole."
     )
     temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Sample from the most probable tokens only.")
-    top_k: int | None = Field(None, ge=1, description="Sample from so many tokens only.")
-    seed: Seed | None = Field(None, description="Row i is drawn with seed + i; a random one if not given.")
+    top_p: Annotated[float, AfterValidator(lambda p: p or LEAST)] | None = Field(
+        None, ge=0, le=1, description="Sample from the most probable tokens only; 0 takes the first of them."
+    )
+    top_k: Annotated[int | None, _off(0, -1)] = Field(
+        None, ge=1, description="Sample from so many tokens only; 0 or -1 is no limit."
+    )
+    seed: Annotated[Seed | None, _off(-1)] = Field(
+        None, description="Row i is drawn with seed + i; a random one if not given, or if it is -1."
+    )
     stream: bool = False
     timeout: float | None = Field(None, ge=1, description="Seconds after which the answer is of no use.")
+
+    @property
+    def length_field(self) -> str:
+        """The field that says how many tokens are to be written."""
+        return "max_tokens"
 
 
 class CompletionRequest(Writing):
@@ -62,26 +92,25 @@ class CompletionRequest(Writing):
     prompt: str | list[str] | list[Id] | list[list[Id]] = ""
     suffix: str | None = Field(None, description="What follows the text that is written.")
     max_tokens: int | None = Field(
-        None, ge=1, description="How many tokens are written: exactly so many; 16 if not given."
+        None,
+        ge=0,
+        description="How many tokens are written: exactly so many; 16 if not given. max_completion_tokens is"
+        " the same.",
     )
     stop: str | list[str] | None = Field(None, description="The text is cut before the first of these.")
-    echo: bool = False
+    echo: bool = Field(False, description="Whether the prompt stands before the text.")
     logprobs: int | None = Field(None, ge=0, le=20, description="Most probable tokens to tell of.")
-    user: str | None = None
-    best_of: Literal[1] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: dict[str, Any] | None = Field(
+        None, description="With include_usage, a stream ends with the number of tokens."
+    )
 
     @model_validator(mode="after")
     def _only_what_is_done(self) -> CompletionRequest:
-        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not supported: leave it out")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > 4 or not all(stops):
-            raise ValueError("stop is one text or up to four, none of them empty")
+        if len(stops) > MOST_STOPS or not all(stops):
+            raise refusal("stop", f"stop is one text or up to {MOST_STOPS}, none of them empty")
+        if self.max_tokens == 0 and self.logprobs is not None:
+            raise refusal("logprobs", "a prompt has no logprobs here; POST /v1/score has its tokens' nats")
         return self
 
 
@@ -98,10 +127,14 @@ class InfillRequest(Writing):
     )
     alternatives: int = Field(0, ge=0, description="Most probable tokens to tell of at each written one.")
 
+    @property
+    def length_field(self) -> str:
+        return "segments" if self.template is None else "template"
+
     @model_validator(mode="after")
     def _one_of_both(self) -> InfillRequest:
         if (self.template is None) == (self.segments is None):
-            raise ValueError("give either template or segments")
+            raise refusal("template", "send either template or segments")
         return self
 
 

@@ -19,7 +19,7 @@ from unmask.model import LanguageModel
 from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
 from unmask.serve.engine import ClosedError, Engine, LateError, Task, Work
 from unmask.serve.examples import examples
-from unmask.serve.limits import LimitError, Limits, check, within
+from unmask.serve.limits import Limits, check, check_length, within
 from unmask.serve.metrics import Metrics
 from unmask.serve.schemas import ModelCard, Writing
 from unmask.serve.wording import HoledText, Wording
@@ -222,16 +222,9 @@ class Service:
         match = tuple(asked.match) if isinstance(asked.match, list) else asked.match
         return Guidance(asked.guidance, match) if asked.guidance or match else None
 
-    def check_canvas(self, canvas: HoledText) -> None:
-        """Refuse what is too long, or cannot be filled."""
-        check("prompt_tokens", canvas.given, self.limits.prompt_tokens)
-        check("max_tokens", canvas.hidden, self.limits.max_tokens)
-        if len(canvas.ids) > self.length:
-            raise LimitError(
-                "max_tokens",
-                f"{canvas.given:,} tokens given and {canvas.hidden:,} to be written are more than the"
-                f" {self.length:,} that the model takes",
-            )
+    def check_canvas(self, canvas: HoledText, param: str) -> None:
+        """Refuse what is too long; `param` is the field that says how many tokens are to be written."""
+        check_length(param, canvas.given, canvas.hidden, self.length, self.limits)
 
     def ticket(self, works: Sequence[Work], deadline: float, watched: bool = False) -> Ticket:
         """Send the rows of a request on their way; if `watched`, they tell of their progress."""
