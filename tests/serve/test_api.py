@@ -198,7 +198,7 @@ def strict() -> Any:
         ("infill", {"template": "<mask>", "n": 5}, "n", "allows n up to 4; got 5"),
         ("infill", {"template": "<mask>", "steps": 51}, "steps", "allows steps up to 50"),
         ("infill", {"template": "<mask>", "alternatives": 6}, "alternatives", "up to 5"),
-        ("infill", {"template": "<mask:99999999999>"}, None, "1 to 1000000"),
+        ("infill", {"template": "<mask:99999999999>"}, None, "1 to 1,000,000"),
         ("infill", {"template": "<mask>", "sampler": "confidense"}, None, "no sampler 'confidense'"),
         ("completions", {"prompt": ["a", "b", "c"], "n": 2}, "n", "up to 4"),
         (
