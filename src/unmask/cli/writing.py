@@ -192,7 +192,7 @@ def sample(
         dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, canvas, sampler, writing, as_json)
     if speaks:
-        _show(samples, sampler, dtype, as_json)
+        _show(samples, sampler, dtype, writing, as_json)
 
 
 def complete(
@@ -220,7 +220,7 @@ def complete(
         asked = [prompt for prompt in prompts for _ in range(writing.n)]
         samples = lm.complete(asked, length, sampler=sampler, seed=writing.seed, guide=writing.guide())
     if speaks:
-        _show(samples, sampler, dtype, as_json, asked)
+        _show(samples, sampler, dtype, writing, as_json, asked)
 
 
 def infill(
@@ -251,7 +251,7 @@ def infill(
         dtype = set_dtype(lm, writing.dtype)
         samples = _written(lm, canvas, sampler, writing, as_json)
     if speaks:
-        _show(samples, sampler, dtype, as_json)
+        _show(samples, sampler, dtype, writing, as_json)
 
 
 def set_dtype(lm: LanguageModel, dtype: Dtype) -> str:
@@ -303,7 +303,12 @@ def _counted(frames: Iterator[Samples], mask: int, sampler: AnySampler, quiet: b
 
 
 def _show(
-    samples: Samples, sampler: AnySampler, dtype: str, as_json: bool, prompts: Sequence[str] = ()
+    samples: Samples,
+    sampler: AnySampler,
+    dtype: str,
+    writing: Writing,
+    as_json: bool,
+    prompts: Sequence[str] = (),
 ) -> None:
     """Texts on stdout; between them lines, where nobody could see otherwise which text is which."""
     texts = None if samples.tokenizer is None else samples.texts
@@ -318,7 +323,7 @@ def _show(
     for number, row in enumerate(rows, start=1):
         after = f"after {_ending(prompts[number - 1])} " if several else ""
         print(f"{f'─── {number} of {len(rows)} {after}':─<60}\n{row}" if apart else row)
-    if steps not in (None, calls) and sys.stderr.isatty():
+    if writing.steps not in (None, calls) and sys.stderr.isatty():
         print(f"{steps} steps asked for, {calls} network calls made", file=sys.stderr)
 
 

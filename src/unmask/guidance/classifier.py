@@ -51,7 +51,7 @@ class ClassifierFree(Around):
         if first_place(context) is not None:
             raise ValueError(
                 "classifier-free guidance reads a text with its condition and without it, which have no cache"
-                " in common; sample without a cache, as Blockwise(cache=NoCache()) does"
+                " in common; sample without a cache"
             )
         which = numbers(z, which)
         fits(z, which, None, self.given.shape, "the given places")
@@ -198,5 +198,5 @@ def _whole(context: Mapping[str, Any]) -> None:
     if first_place(context) is not None:
         raise ValueError(
             "a classifier must read the whole text, and a sampler with a cache shows a part of it at a time;"
-            " sample without one, as Blockwise(cache=NoCache()) does"
+            " sample without one"
         )

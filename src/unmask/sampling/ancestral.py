@@ -94,7 +94,7 @@ class FirstHitting:
         if not denoise.normalised:
             raise ValueError(
                 "first-hitting needs a model whose probabilities sum to one (MDLM);"
-                " sample D3PM and SEDD with Ancestral"
+                " take the sampler ancestral for D3PM and SEDD"
             )
         z = start(denoise, canvas)
         level = uniforms(canvas.seeds, z.shape[1])

@@ -28,12 +28,13 @@ class Sampler(Protocol):
 
 P = TypeVar("P", bound=Process)
 T = TypeVar("T")
-_FITTING = {
-    Masking: "Ancestral",
-    UniformNoise: "UniformAncestral",
-    LeftToRight: "Autoregressive",
-    BlockMasking: "Blockwise",
+_CALLED: dict[type, str] = {
+    Masking: "masked diffusion",
+    UniformNoise: "uniform noise",
+    LeftToRight: "writing from left to right",
+    BlockMasking: "block diffusion",
 }
+"""As people call what a model was trained for."""
 
 
 def by_name(value: T | str, choices: Mapping[str, T], what: str) -> T:
@@ -51,8 +52,8 @@ def reversed_process(denoise: Denoise, kind: type[P]) -> P:
     process = denoise.process
     if not isinstance(process, kind):
         raise ValueError(
-            f"this sampler reverses {kind.__name__}, and the model was trained on"
-            f" {type(process).__name__}, which is sampled with {_FITTING[type(process)]}"
+            f"this sampler is for {_CALLED[kind]}, and the model was trained for {_CALLED[type(process)]}:"
+            " take the default sampler, which fits"
         )
     return process
 
