@@ -289,13 +289,13 @@ MASKED_ONLY: list[AnySampler] = [
 @pytest.mark.parametrize(
     ("objective", "samplers", "sentence"),
     [
-        (MDLM(), [Autoregressive()], "LeftToRight.*trained on Masking"),
-        (MDLM(), [UniformAncestral()], "UniformNoise.*trained on Masking"),
-        (Autoregression(), MASKED_ONLY, "Masking.*trained on LeftToRight"),
-        (Autoregression(), [UniformAncestral()], "UniformNoise.*trained on LeftToRight"),
-        (UniformDiffusion(), MASKED_ONLY, "Masking.*trained on UniformNoise"),
-        (SEDD(), [FirstHitting()], "first-hitting needs.*sum to one.*Ancestral"),
-        (D3PM(), [FirstHitting()], "first-hitting needs.*sum to one.*Ancestral"),
+        (MDLM(), [Autoregressive()], "for writing from left to right.*trained for masked diffusion"),
+        (MDLM(), [UniformAncestral()], "for uniform noise.*trained for masked diffusion"),
+        (Autoregression(), MASKED_ONLY, "for masked diffusion.*trained for writing from left to right"),
+        (Autoregression(), [UniformAncestral()], "for uniform noise.*trained for writing from left to right"),
+        (UniformDiffusion(), MASKED_ONLY, "for masked diffusion.*trained for uniform noise"),
+        (SEDD(), [FirstHitting()], "first-hitting needs.*sum to one.*take the sampler ancestral"),
+        (D3PM(), [FirstHitting()], "first-hitting needs.*sum to one.*take the sampler ancestral"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list | str) else "",
 )
