@@ -188,7 +188,7 @@ def test_uniform_noise_is_counted_in_steps(
         (["sample", "{folder}", "--sampler", "remask", "--eta", "2"], "must be in [0, 1]; got 2.0"),
         (["sample", "{folder}", "--sampler", "remask", "--loop", "1", "2", "3"], "a loop needs 0 < off < on"),
         (["infill", "{folder}", "abc"], "no hole"),
-        (["infill", "{folder}", "xyz<mask>"], "'x' is not in the tokenizer's alphabet"),
+        (["infill", "{folder}", "xyz<mask>"], "unknown to the tokenizer"),
         (["score", "{folder}", ""], "empty"),
         (["sample", "nowhere"], "nowhere is not a folder"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -331,3 +333,19 @@ def test_what_cannot_be_reported_is_told(run: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"needs the extra report: pip install 'unmask\[report\]'"):
         write_report(run, settings=QUICK)
+
+
+def test_every_part_of_the_work_is_told(run: Path, tmp_path: Path) -> None:
+    told: dict[str, list[int | None]] = {}
+
+    @contextmanager
+    def progress(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+        told[what] = [total]
+        yield told[what].append
+
+    write_report(run, tmp_path / "told", QUICK, progress)
+    assert list(told) == ["held-out text", "bounds by steps", "samples", "drawing"]
+    assert told["held-out text"][0] == told["held-out text"][-1] == 4 * 2
+    assert told["bounds by steps"] == [len(SWEEP) + 1, *range(1, len(SWEEP) + 2)]
+    assert told["samples"][0] == 4
+    assert 1 <= len(told["samples"][1:]) <= 8
