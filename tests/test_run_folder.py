@@ -148,6 +148,16 @@ def test_metrics_of_a_run_without_checkpoints_are_kept(run: Path, command: Calla
     assert (run / "aside-1" / "metrics.jsonl").read_bytes() == metrics
 
 
+def test_nothing_is_measured_on_damaged_text(run: Path, command: Callable[..., Told]) -> None:
+    flip(run / "corpus" / "train-00000.bin")
+    assert command("eval", run, run / "corpus", "--rows", "1")[0] == 0, "which the held-out part is not of"
+    flip(run / "corpus" / "valid-00000.bin")
+    for given in (("eval", run, run / "corpus", "--rows", "1"), ("report", run)):
+        code, out, err = command(*given)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{run / 'corpus' / 'valid-00000.bin'} is damaged" in err
+
+
 # What people are told
 
 

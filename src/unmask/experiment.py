@@ -35,15 +35,16 @@ from unmask.training import checkpoint
 from unmask.training.folder import (
     CORPUS,
     EXPERIMENT,
-    METRICS,
     MODEL,
     NETWORK,
     TOKENIZER,
     claimed,
     differences,
+    read_statement,
     refuse,
-    state,
-    stated,
+    resume,
+    undamaged,
+    write_statement,
 )
 from unmask.training.log import Log, last_evaluation
 from unmask.training.loop import Run, Training, train
@@ -167,12 +168,13 @@ def carry_out(
         with preparing or nullcontext() as progress:
             corpus = prepare_corpus(experiment, folder, world, progress, start)
         run = begin(experiment, corpus, world, start=start)
+        start = None  # its weights were copied: their memory is needed
         if world.first:
-            state(folder, NETWORK, to_json(run.denoise.config))
-            if stated(folder) is None:
-                state(folder, EXPERIMENT, {**_with_effect(experiment), "corpus": corpus.digest})
+            write_statement(folder, NETWORK, to_json(run.denoise.config))
+            if read_statement(folder) is None:
+                write_statement(folder, EXPERIMENT, {**_with_effect(experiment), "corpus": corpus.digest})
         world.barrier()
-        news = _resume(run, folder, restart)
+        news = resume(run, folder, restart)
         if run.state.step == 0:
             news = [*notes(corpus, experiment.layout), *news]
         finished = _train(experiment, corpus, run, folder, news)
@@ -207,33 +209,6 @@ def _checked(experiment: Experiment, folder: Path) -> LanguageModel | None:
             f" {experiment.start} takes: set layout.length={longest}"
         )
     return start
-
-
-def _resume(run: Run, folder: Path, restart: bool) -> list[str]:
-    """Go on from the newest whole checkpoint, if there is any; what people should know of it."""
-    news, step = list[str](), -1
-    if run.world.first:
-        if restart and (aside := checkpoint.set_aside(folder, METRICS)) is not None:
-            news.append(f"starting anew; what was there is in {aside}")
-        path, damaged = checkpoint.newest(folder)
-        if path is None and damaged:
-            raise ValueError(
-                f"{folder} has no checkpoint that is whole: {'; '.join(damaged)}. Bring one back, or give"
-                " --restart to begin at step 1 again, which keeps what is there beside"
-            )
-        news += [f"{problem}; an older checkpoint is used" for problem in damaged]
-        checkpoint.sweep(folder)
-        if path is not None:
-            step = checkpoint.step_of(path)
-        elif (aside := checkpoint.set_aside(folder, METRICS)) is not None:
-            news.append(
-                f"there is no checkpoint yet, so this begins at step 1; the old metrics are in {aside}"
-            )
-    step = int(run.world.largest(step))
-    if step >= 0:
-        run.resume(checkpoint.path_of(folder, step))
-        news.append(f"resumed from step {step}")
-    return news
 
 
 def _train(experiment: Experiment, corpus: Corpus, run: Run, folder: Path, news: list[str]) -> bool:
@@ -285,19 +260,11 @@ def _prepared(
     if before is None or not where.exists():
         corpus = prepare(*request, progress)
     else:  # which must not be replaced
-        corpus = _undamaged(where)
+        corpus = undamaged(where)
         refuse(folder, [f"{what} has changed since" for what in outdated(*request)])
     if before is not None and corpus.digest != before[1]:
         refuse(folder, [f"the SHA-256 of {where} was {before[1]} and is now {corpus.digest}"])
     return corpus
-
-
-def _undamaged(where: Path) -> Corpus:
-    try:
-        return Corpus.open(where)
-    except ValueError as error:
-        remedy = f"delete {where} and give the same command again, which makes it anew"
-        raise ValueError(f"{str(error).removesuffix('; prepare it again')}; {remedy}") from None
 
 
 def _write_tokenizer(lm: LanguageModel, name: str, folder: Path) -> None:
@@ -314,7 +281,7 @@ def _claim(folder: Path) -> tuple[Experiment, str] | None:
 
     Settings that are newer than the folder have their defaults.
     """
-    statement = stated(folder)
+    statement = read_statement(folder)
     if statement is None:
         return None
     corpus: str = statement.pop("corpus")
@@ -379,7 +346,7 @@ def _facts(experiment: Experiment, corpus: Corpus, run: Run) -> Facts:
 
 def run_metadata(folder: Path) -> Metadata:
     """What a run's folder tells a hub: data sets of the hub that it read, and what it measured last."""
-    sources = [str(source) for source in (stated(folder) or {}).get("sources") or ()]
+    sources = [str(source) for source in (read_statement(folder) or {}).get("sources") or ()]
     names = tuple(source.removeprefix("hub:") for source in sources if source.startswith("hub:"))
     last = last_evaluation(folder)
     if last is None:

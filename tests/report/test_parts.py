@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from unmask.data.tokenizer import Tokenizer, split_text
-from unmask.report.history import Curves
+from unmask.report.history import Curves, read_curves
 from unmask.report.revealed import _luminance, palette, palette_css
 from unmask.report.wording import amount, cell, with_error
 
@@ -33,6 +34,12 @@ def test_a_character_belongs_to_its_last_byte() -> None:
 def test_spaces_that_a_tokenizer_adds_are_kept() -> None:
     words = {0: "one", 1: "two", 2: "three"}
     assert split_text(lambda ids: " ".join(words[i] for i in ids), [0, 1, 2]) == ["one", " two", " three"]
+
+
+def test_damaged_lines_are_left_out_of_the_curves(tmp_path: Path) -> None:
+    good = b'{"step": 1, "loss": 2.0, "tokens_per_second": 3.0, "tokens": 4}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\n[1]\n" + good + b'{"step": 2, "lo')
+    assert read_curves(tmp_path).step == (1,)
 
 
 def test_smoothing_has_no_bias_at_the_start_and_bridges_gaps() -> None:

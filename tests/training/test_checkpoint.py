@@ -55,14 +55,24 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     """Two damaged ones that are the newest push out nothing, and go when there are enough newer ones."""
     for damaged in saved(tmp_path, 1, 2, 7, 8)[2:]:
         damage(damaged)
-    checkpoint.rotate(tmp_path, 2)
+    checkpoint.rotate(tmp_path, 2, set())
     assert names(tmp_path) == [f"step-{step:08d}" for step in (1, 2, 7, 8)]
     saved(tmp_path, 3)
-    checkpoint.rotate(tmp_path, 2)
+    checkpoint.rotate(tmp_path, 2, set())
     assert names(tmp_path) == [f"step-{step:08d}" for step in (2, 3, 7, 8)]
     saved(tmp_path, 9, 10)
-    checkpoint.rotate(tmp_path, 2)
+    checkpoint.rotate(tmp_path, 2, set())
     assert names(tmp_path) == ["step-00000009", "step-00000010"]
+
+
+def test_a_checkpoint_is_read_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: set[Path] = set()
+    real, read = checkpoint.problem, list[str]()
+    saved(tmp_path, 1, 2)
+    monkeypatch.setattr(checkpoint, "problem", lambda path: (read.append(path.name), real(path))[1])
+    checkpoint.rotate(tmp_path, 2, known)
+    checkpoint.rotate(tmp_path, 2, known)
+    assert read == ["step-00000002", "step-00000001"]
 
 
 def test_a_link_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
@@ -73,7 +83,7 @@ def test_a_link_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     (folder / "step-00000000").symlink_to(tmp_path / "nowhere")
     assert checkpoint.newest(folder) == (folder / "step-00000001", [])
     saved(folder, 2, 3)
-    checkpoint.rotate(folder, 2)
+    checkpoint.rotate(folder, 2, set())
     assert names(folder) == ["step-00000002", "step-00000003"]
     assert checkpoint.problem(moved) is None
     (folder / "step-00000004").symlink_to(tmp_path / "nowhere")

@@ -102,7 +102,7 @@ def test_rotation_keeps_two_and_only_deletes_after_the_newest_is_whole(tmp_path:
     run.state.step = 14
     checkpoint.save(tmp_path, 14, run._tensors(), {}, World())
     (tmp_path / "step-00000014" / "state.json").write_text("{")
-    checkpoint.rotate(tmp_path, 1)
+    checkpoint.rotate(tmp_path, 1, set())
     assert (tmp_path / "step-00000010").exists()
     path, skipped = checkpoint.newest(tmp_path)
     assert path is not None

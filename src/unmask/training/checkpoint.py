@@ -61,17 +61,19 @@ def save(folder: Path, step: int, tensors: dict[str, Any], state: dict[str, Any]
     return final
 
 
-def rotate(folder: Path, keep: int) -> None:
+def rotate(folder: Path, keep: int, known: set[Path]) -> None:
     """Delete the oldest: `keep` whole ones, and never fewer than two, are left.
 
-    One that is damaged does not count: it stays until there are enough whole ones that are newer.
+    One that is damaged does not count: it stays until there are enough whole ones that are newer. Those that
+    are `known` to be whole are not read again; what is found to be joins them.
     """
     whole = 0
     for step in sorted(_steps(folder), reverse=True):
         path = path_of(folder, step)
         if whole >= max(2, keep):
             _remove(path)
-        elif problem(path) is None:
+        elif path in known or problem(path) is None:
+            known.add(path)
             whole += 1
 
 

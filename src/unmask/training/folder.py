@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what it says of itself, and how a run that is refused leaves it."""
+"""The folder of a run: whose it is, what it says of itself, where it goes on, how a refused run leaves it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from unmask.data.corpus import Corpus
 from unmask.data.folders import owned, replacing_file
+from unmask.training import checkpoint
+from unmask.training.loop import Run
 from unmask.untrusted import read_object
 from unmask.world import World
 
@@ -45,7 +48,7 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
                 each.rmdir()
 
 
-def stated(folder: Path) -> dict[str, Any] | None:
+def read_statement(folder: Path) -> dict[str, Any] | None:
     """What the folder says is carried out in it; None if nothing was yet."""
     path = folder / EXPERIMENT
     if not path.exists():
@@ -56,7 +59,7 @@ def stated(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def state(folder: Path, name: str, data: Any) -> None:
+def write_statement(folder: Path, name: str, data: Any) -> None:
     """Write JSON: all of it or nothing."""
     with replacing_file(folder / name) as fresh:
         fresh.write_text(json.dumps(data, indent=2), encoding="utf-8")
@@ -79,6 +82,42 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
             d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".strip("."))
         ]
     return [] if _plain(old) == _plain(new) else [f"{where} was {old!r} and is now {new!r}"]
+
+
+def undamaged(where: Path) -> Corpus:
+    """The corpus of a run that has begun; if it is damaged, a sentence that says what to do."""
+    try:
+        return Corpus.open(where)
+    except ValueError as error:
+        remedy = f"delete {where} and give the same command again, which makes it anew"
+        raise ValueError(f"{str(error).removesuffix('; prepare it again')}; {remedy}") from None
+
+
+def resume(run: Run, folder: Path, restart: bool) -> list[str]:
+    """Go on from the newest whole checkpoint, if there is any; what people should know of it."""
+    news, step = list[str](), -1
+    if run.world.first:
+        if restart and (aside := checkpoint.set_aside(folder, METRICS)) is not None:
+            news.append(f"starting anew; what was there is in {aside}")
+        path, damaged = checkpoint.newest(folder)
+        if path is None and damaged:
+            raise ValueError(
+                f"{folder} has no checkpoint that is whole: {'; '.join(damaged)}. Bring one back, or give"
+                " --restart to begin at step 1 again, which keeps what is there beside"
+            )
+        news += [f"{problem}; an older checkpoint is used" for problem in damaged]
+        checkpoint.sweep(folder)
+        if path is not None:
+            step = checkpoint.step_of(path)
+        elif (aside := checkpoint.set_aside(folder, METRICS)) is not None:
+            news.append(
+                f"there is no checkpoint yet, so this begins at step 1; the old metrics are in {aside}"
+            )
+    step = int(run.world.largest(step))
+    if step >= 0:
+        run.resume(checkpoint.path_of(folder, step))
+        news.append(f"resumed from step {step}")
+    return news
 
 
 def _plain(value: Any) -> Any:

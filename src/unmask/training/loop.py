@@ -156,6 +156,7 @@ class Run:
         self.ema = Ema(self.denoise, settings.ema)  # of sharded weights, if they now are
         self.optimizers: list[Optimizer] = settings.optimizer.build(self.denoise)
         self.state = State()
+        self.whole: set[Path] = set()  # checkpoints that were verified
         if settings.bf16 is None:  # the first rank measures for all
             self.state.bf16 = world.any(world.first and good_at_bf16(world.device))
         else:
@@ -258,7 +259,7 @@ class Run:
         state = {**vars(self.state), "ema_updates": self.ema.updates}
         checkpoint.save(folder, self.state.step, self._tensors(), state, self.world)
         if self.world.first:
-            checkpoint.rotate(folder, self.settings.keep)
+            checkpoint.rotate(folder, self.settings.keep, self.whole)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""
