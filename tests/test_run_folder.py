@@ -234,7 +234,7 @@ def test_a_refused_run_leaves_nothing(
         "rows of 17 tokens are longer": replace(start, layout=replace(start.layout, length=17)),
         "nowhere.txt": replace(start, sources=("nowhere.txt",)),
         "pairs.jsonl": replace(start, sources=(str(tmp_path / "pairs.jsonl"),)),
-        "alphabet": replace(experiment, tokenizer="text8", sources=(str(tmp_path / "loud.txt"),)),
+        "loud.txt": replace(experiment, tokenizer="text8", sources=(str(tmp_path / "loud.txt"),)),
         "opening is for networks": replace(start, training=replace(start.training, opening=0.5)),
         "needs text": replace(experiment, sources=()),
         "goes on from a model": replace(experiment, start=""),
