@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ from unmask.diffusion.categorical import Choice
 from unmask.diffusion.denoise import Denoise
 from unmask.guidance.allowed import Allowed
 from unmask.guidance.automaton import token_automaton
+from unmask.guidance.bounds import Kept
 from unmask.guidance.pattern import Matching
 from unmask.guidance.regex import byte_automaton
 from unmask.guidance.spelling import spelling
@@ -377,6 +379,49 @@ def test_a_pattern_that_needs_too_large_an_automaton_is_refused(monkeypatch: pyt
     for pattern in (".*a.{20}b", "(a{99}){99}"):
         with pytest.raises(ValueError, match="needs an automaton of more than 100 states"):
             byte_automaton(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a|b)*a(a|b){13}",
+        "(a?){60000}",
+        "(a?){2000}a{2000}",
+        ".{0,10000}",
+        "((){99999}){99999}",
+        "a{9999999999}",
+        "(" * 5000 + "a" + ")" * 5000,
+        "(.{2}|.{3}){1,9000}",
+        "(.*a){30}",
+    ],
+    ids=lambda pattern: pattern[:20],
+)
+def test_what_would_take_for_ever_is_refused_in_seconds(pattern: str) -> None:
+    tokenizer = Tokenizer.bytes()
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"pattern|hole") as told:
+        Matching(network(tokenizer), torch.full((1, 12), tokenizer.size), pattern, tokenizer)
+    assert len(str(told.value)) < 250
+    assert time.process_time() - began < 10
+
+
+def test_large_patterns_that_are_not_too_large() -> None:
+    tokenizer = Tokenizer.bytes()
+    tokens = torch.full((1, 13), tokenizer.size)
+    for pattern in (r"\w{3,20}", ".{0,500}"):
+        written = last(Confidence(2), Matching(network(tokenizer), tokens, pattern, tokenizer), tokens)
+        assert re.fullmatch(pattern, tokenizer.decode(written[0].tolist()))
+
+
+def test_what_is_kept_has_so_many_bytes() -> None:
+    kept = Kept[str](100)
+    for key, size in (("a", 40), ("b", 50), ("a", 30), ("c", 20)):
+        kept.put(key, key, size)
+    assert (kept.bytes, kept.get("b")) == (100, "b")
+    kept.put("d", "d", 40)  # what has not been used for longest goes
+    assert [kept.get(key) for key in "abcd"] == [None, "b", None, "d"]
+    kept.put("e", "e", 1000)
+    assert (kept.bytes, kept.get("e")) == (0, None)
 
 
 def test_a_window_that_shows_a_part_is_refused() -> None:

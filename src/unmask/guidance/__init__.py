@@ -6,19 +6,34 @@ such as a classifier of one's own: `lambda denoise, tokens, tokenizer: Enumerate
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from unmask.data.tokenizer import Tokenizer
-from unmask.diffusion.denoise import Denoise
-from unmask.guidance.allowed import Allowed
-from unmask.guidance.classifier import ClassifierFree, Enumerated, FirstOrder
-from unmask.guidance.pattern import Matching
-from unmask.types import Tokens
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-Guide: TypeAlias = Callable[[Denoise, Tokens, Tokenizer | None], Denoise]
+    from unmask.data.tokenizer import Tokenizer
+    from unmask.diffusion.denoise import Denoise
+    from unmask.guidance.allowed import Allowed as Allowed
+    from unmask.guidance.classifier import ClassifierFree as ClassifierFree
+    from unmask.guidance.classifier import Enumerated as Enumerated
+    from unmask.guidance.classifier import FirstOrder as FirstOrder
+    from unmask.guidance.pattern import Matching as Matching
+    from unmask.guidance.pattern import Pattern
+    from unmask.types import Tokens
+
+Guide: TypeAlias = "Callable[[Denoise, Tokens, Tokenizer | None], Denoise]"
 """A denoiser around another, for a canvas [B, L] and its tokenizer."""
+
+# Found when they are asked for: a process that only works out patterns does without torch.
+_HOME = {
+    "Allowed": "allowed",
+    "ClassifierFree": "classifier",
+    "Enumerated": "classifier",
+    "FirstOrder": "classifier",
+    "Matching": "pattern",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +45,7 @@ class Guidance:
     """
 
     scale: float = 0.0
-    match: str | tuple[str | None, ...] | None = None
+    match: Pattern | tuple[Pattern | None, ...] | None = None
     never: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -39,6 +54,10 @@ class Guidance:
 
     def __call__(self, denoise: Denoise, tokens: Tokens, tokenizer: Tokenizer | None) -> Denoise:
         """Those that are asked for, the pattern last: nothing that others do makes a text not match."""
+        from unmask.guidance.allowed import Allowed
+        from unmask.guidance.classifier import ClassifierFree
+        from unmask.guidance.pattern import Matching
+
         mask = denoise.vocab.mask
         if self.scale:
             denoise = ClassifierFree(denoise, tokens != mask, self.scale)
@@ -59,13 +78,19 @@ class Guidance:
                 "a hole that must match a pattern is written as a whole, and a hole here is longer than the"
                 " model can read with some text beside it: make it shorter"
             )
-        if isinstance(self.match, str):
+        if not isinstance(self.match, tuple):
             return self
         if len(self.match) != total:
             raise ValueError(
                 f"a text with {total} holes needs as many patterns, or one; got {len(self.match)}"
             )
         return replace(self, match=self.match[first:last])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 __all__ = ["Allowed", "ClassifierFree", "Enumerated", "FirstOrder", "Guidance", "Guide", "Matching"]

@@ -6,19 +6,29 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unmask.data.tokenizer import Tokenizer
+from unmask.guidance.bounds import Kept, Work
+from unmask.guidance.pausing import pause
 from unmask.guidance.regex import DEAD, START, ByteAutomaton, byte_automaton
 from unmask.guidance.spelling import spelling
 
 Flags = NDArray[np.bool_]
-Numbers = NDArray[np.int64]
+Numbers = NDArray[np.signedinteger[Any]]
 
 BEGINNING = -1
 """The start, where tokens are spelled as at the beginning of a text."""
+
+MOST_STEPS = 1 << 26
+"""Bytes of tokens that are read to find an automaton, and edges that are followed to find its lengths."""
+MOST_PAIRS = 1 << 24
+"""Of a state and a token that fits there."""
+MOST_CELLS = 1 << 21
+"""States times classes of tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +36,13 @@ class TokenAutomaton:
     """Tokens that lead from every state to the same one are a class, and only classes matter.
 
     `table` [S, K] says where a class leads; state 0 is dead, and so is class 0, of tokens that never fit.
-    `reach` [S, S] says whether some token leads from one state to another.
+    `edges` are the pairs of states of which some token leads from the first to the second.
     """
 
     pattern: str
     table: Numbers
     accepting: Flags
-    reach: Flags
+    edges: tuple[Numbers, Numbers]
     classes: Numbers
     """[V]: the class of each token."""
     inside: int
@@ -40,31 +50,63 @@ class TokenAutomaton:
     first: int
     """The state in which a hole begins that is the beginning of the text."""
 
-    def lengths(self, start: int, most: int) -> list[int]:
-        """In how many tokens, up to `most`, a text can be spelled that matches."""
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        arrays = (self.table, self.accepting, *self.edges, self.classes)
+        return sum(array.nbytes for array in arrays)
+
+    def after(self, states: Flags) -> Flags:
+        """The states [S] that some token leads to from any of these."""
+        reached = np.zeros(len(self.table), dtype=np.bool_)
+        sources, targets = self.edges
+        reached[targets[states[sources]]] = True
+        return reached
+
+    def before(self, states: Flags) -> Flags:
+        """The states [S] from which some token leads to any of these."""
+        leading = np.zeros(len(self.table), dtype=np.bool_)
+        sources, targets = self.edges
+        leading[sources[states[targets]]] = True
+        return leading
+
+    def lengths(self, start: int, most: int) -> tuple[list[int], bool]:
+        """In how many tokens, up to `most`, a text can be spelled that matches; and whether it can be in
+        more than that."""
         here = np.arange(len(self.table)) == start
-        found = []
+        found, work = list[int](), Work(self.pattern, MOST_STEPS)
         for length in range(1, most + 1):
-            here = self.reach[here].any(0)
+            work.spend(len(self.edges[0]))
+            pause()
+            here = self.after(here)
             if not here.any():
-                break
+                return found, False
             if (here & self.accepting).any():
                 found.append(length)
-        return found
+        return found, True
 
 
-@lru_cache(maxsize=64)
 def token_automaton(pattern: str, tokenizer: Tokenizer) -> TokenAutomaton:
     """The automaton of a pattern over a tokenizer's tokens."""
+    automaton = AUTOMATA.get((pattern, tokenizer))
+    if automaton is None:
+        automaton = _token_automaton(pattern, tokenizer)
+        AUTOMATA.put((pattern, tokenizer), automaton, automaton.size)
+    return automaton
+
+
+def _token_automaton(pattern: str, tokenizer: Tokenizer) -> TokenAutomaton:
     by_bytes = byte_automaton(pattern)
     inside, first = _spelled(tokenizer)
+    steps, pairs = Work(pattern, MOST_STEPS), Work(pattern, MOST_PAIRS)
     number = {DEAD: DEAD, START: START} | ({} if first is inside else {BEGINNING: 2})
     rows, todo = list[tuple[Numbers, Numbers]](), list(number)[1:]
     for state in todo:
         if state == BEGINNING:
-            tokens, reached = first.run(by_bytes, START)
+            tokens, reached = first.run(by_bytes, START, steps)
         else:
-            tokens, reached = inside.run(by_bytes, state)
+            tokens, reached = inside.run(by_bytes, state, steps)
+        pairs.spend(len(tokens))
         for new in np.unique(reached).tolist():
             if new not in number:
                 number[new] = len(number)
@@ -75,8 +117,13 @@ def token_automaton(pattern: str, tokenizer: Tokenizer) -> TokenAutomaton:
         own for state, own in number.items() if state != BEGINNING
     ]
     accepting = np.array([state != BEGINNING and by_bytes.accepting[state] for state in number])
-    table, reach, classes = _compressed([(tokens, own[reached]) for tokens, reached in rows], tokenizer.size)
-    return TokenAutomaton(pattern, table, accepting, reach, classes, START, number.get(BEGINNING, START))
+    rows = [(tokens, own[reached]) for tokens, reached in rows]
+    table, edges, classes = _compressed(rows, tokenizer.size, Work(pattern, MOST_CELLS))
+    return TokenAutomaton(pattern, table, accepting, edges, classes, START, number.get(BEGINNING, START))
+
+
+AUTOMATA = Kept[TokenAutomaton](1 << 26)
+"""By pattern and tokenizer."""
 
 
 class _Texts:
@@ -93,7 +140,7 @@ class _Texts:
         bounds = np.searchsorted(self.bytes[0, self.empty :], np.arange(257)) + self.empty
         self.begins = [np.arange(first, last) for first, last in itertools.pairwise(bounds.tolist())]
 
-    def run(self, automaton: ByteAutomaton, start: int) -> tuple[Numbers, Numbers]:
+    def run(self, automaton: ByteAutomaton, start: int, work: Work) -> tuple[Numbers, Numbers]:
         """The tokens that do not end dead from a state, and the states that they end in."""
         table = automaton.table
         ended = [(np.arange(self.empty), np.full(self.empty, start))]
@@ -102,6 +149,7 @@ class _Texts:
         )
         state = table[start, self.bytes[0, tokens]]
         for place in range(1, len(self.bytes)):
+            work.spend(64 + len(tokens))
             more = self.length[tokens] > place
             ended.append((tokens[~more], state[~more]))
             tokens = tokens[more]
@@ -112,7 +160,8 @@ class _Texts:
                 break
         ended.append((tokens, state))
         reached = np.concatenate([state for _, state in ended]).astype(np.int64)
-        return self.tokens[np.concatenate([tokens for tokens, _ in ended])], reached
+        tokens = self.tokens[np.concatenate([tokens for tokens, _ in ended])]
+        return tokens.astype(np.int32), reached.astype(np.int32)
 
 
 @lru_cache(maxsize=8)
@@ -123,9 +172,11 @@ def _spelled(tokenizer: Tokenizer) -> tuple[_Texts, _Texts]:
     return inside, inside if spelled.first == spelled.inside else _Texts(spelled.first)
 
 
-def _compressed(rows: list[tuple[Numbers, Numbers]], size: int) -> tuple[Numbers, Flags, Numbers]:
-    """The table [S, K], the reach [S, S] and the classes [V], given the tokens that fit in each state from 1
-    on and where they lead."""
+def _compressed(
+    rows: list[tuple[Numbers, Numbers]], size: int, work: Work
+) -> tuple[Numbers, tuple[Numbers, Numbers], Numbers]:
+    """The table [S, K], the edges and the classes [V], given the tokens that fit in each state from 1 on and
+    where they lead."""
     states = len(rows) + 1
     kind, kinds = np.zeros(size + 1, dtype=np.int64), 1  # one token more, which fits nowhere: class 0
     for tokens, reached in rows:
@@ -134,9 +185,11 @@ def _compressed(rows: list[tuple[Numbers, Numbers]], size: int) -> tuple[Numbers
         kinds += int(new.max(initial=-1)) + 1
     found, classes = np.unique(kind, return_inverse=True)
     classes = classes.reshape(-1)[:size]
+    work.spend(states * len(found))
     table = np.zeros((states, len(found)), dtype=np.int64)
-    reach = np.zeros((states, states), dtype=np.bool_)
+    targets = [np.zeros(0, dtype=np.int64)]
     for state, (tokens, reached) in enumerate(rows, start=1):
         table[state, classes[tokens]] = reached
-        reach[state, reached] = True
-    return table, reach, classes
+        targets.append(np.unique(table[state])[1:] if len(tokens) else targets[0])
+    sources = np.repeat(np.arange(states), [len(each) for each in targets])
+    return table, (sources, np.concatenate(targets)), classes

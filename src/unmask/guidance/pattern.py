@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,12 +21,22 @@ from torch import Tensor
 from unmask.data.tokenizer import Tokenizer
 from unmask.diffusion.denoise import Around, Denoise
 from unmask.guidance.automaton import Numbers, TokenAutomaton, token_automaton
-from unmask.guidance.messages import ASKED, OPEN, Moves, Weights, messages, plan, sums
+from unmask.guidance.bounds import Work
+from unmask.guidance.messages import ASKED, MOST_WORK, OPEN, Moves, Weights, messages, plan, sums
+from unmask.guidance.pausing import pause
 from unmask.guidance.places import asked, first_place, fits, numbers
 from unmask.types import DamagedError, Each, LogX, Rows, Times, Tokens
 
 AT_ONCE = 1 << 24
 """Log-probabilities that are handed out at a time."""
+FURTHER = 256
+"""By how many tokens a hole may be too short to be told the length that can match."""
+
+SUMMED_AT_ONCE = 1 << 19
+"""Log-probabilities that are summed by classes at a time."""
+
+Pattern: TypeAlias = str | TokenAutomaton
+"""A regular expression, or what has been made of it already."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +84,7 @@ class Matching(Around):
         self,
         denoise: Denoise,
         tokens: Tokens,
-        pattern: str | Sequence[str | None],
+        pattern: Pattern | Sequence[Pattern | None],
         tokenizer: Tokenizer,
     ) -> None:
         super().__init__(denoise)
@@ -117,16 +127,18 @@ class Matching(Around):
         text = self._text(z, which, start)
         if not bool((owner >= 0).any()):
             return self.denoise(z, t, rows, each=each, which=which, **context)
-        draws = self._draws(text, sequence.tolist(), place.tolist(), owner.tolist())
-        if each is None and any(len(draw.lines) > 1 for draw in draws):
+        if each is None and _several(sequence[owner >= 0], owner[owner >= 0]):
             raise ValueError(
                 "the tokens of a hole that must match a pattern depend on each other, so they cannot be given"
                 " as lines; ask with each= for tokens, or for one place of a hole at a time"
             )
         heard = _Heard(each or _line, owner >= 0, self.live.to(z.device))
         self.denoise(z, t, rows, each=heard, which=which, **context)
+        # Only now: who waits for an answer should not keep what it will need in memory.
+        draws = self._draws(text, sequence.tolist(), place.tolist(), owner.tolist())
         self._weigh(draws, heard)
         for number in range(max(len(draw.lines) for draw in draws)):
+            pause()
             self._draw([draw for draw in draws if len(draw.lines) > number], number, heard)
         assert heard.said is not None
         return heard.said
@@ -147,12 +159,14 @@ class Matching(Around):
             if key[1] >= 0:
                 lines.setdefault(key, []).append((place[line], line))
         draws, ids, mask = [], text.cpu().numpy(), self.vocab.mask
+        work: dict[int, Work] = {}
         for (row, number), places in lines.items():
             hole = self.holes[number]
             written = ids[row, hole.first : hole.last]
             content = np.where(written == mask, OPEN, self.classes[hole.automaton][written])
             content[[there - hole.first for there, _ in places]] = ASKED
             moves = plan(hole.automaton, hole.start, tuple(content.tolist()))
+            work.setdefault(row, Work(hole.automaton.pattern, MOST_WORK)).spend(sum(s.size for s in moves))
             draws.append(_Draws(hole, [line for _, line in sorted(places)], moves))
         return draws
 
@@ -167,9 +181,12 @@ class Matching(Around):
             lines = [line for d in draws if d.hole.automaton is automaton for line in d.lines[1:]]
             if lines:
                 kinds = torch.from_numpy(classes).to(heard.live.device)
-                weights.update(
-                    zip(lines, sums(heard.lines(lines), kinds, automaton.table.shape[1]), strict=True)
-                )
+                at_once = max(1, SUMMED_AT_ONCE // len(classes))
+                for first in range(0, len(lines), at_once):
+                    pause()
+                    part = lines[first : first + at_once]
+                    summed = sums(heard.lines(part), kinds, automaton.table.shape[1])
+                    weights.update(zip(part, summed, strict=True))
         for group in groups.values():
             weighed = np.array([[weights[line] for line in draw.lines[1:]] for draw in group])
             later = messages(group[0].moves, weighed)
@@ -195,6 +212,12 @@ class Matching(Around):
             if number + 1 < max(len(draw.lines) for draw in part):
                 for draw, token in zip(part, _tokens(said), strict=True):
                     draw.node = int(draw.moves[number][draw.node, self.classes[draw.hole.automaton][token]])
+
+
+def _several(sequence: Tensor, owner: Tensor) -> bool:
+    """Whether more than one line is of the same hole."""
+    pairs = list(zip(sequence.tolist(), owner.tolist(), strict=True))
+    return len(set(pairs)) < len(pairs)
 
 
 class _Heard:
@@ -258,7 +281,7 @@ def _tokens(said: Tensor) -> list[int]:
 
 
 def _holes(
-    ids: list[int], mask: int, pattern: str | Sequence[str | None], tokenizer: Tokenizer
+    ids: list[int], mask: int, pattern: Pattern | Sequence[Pattern | None], tokenizer: Tokenizer
 ) -> list[_Hole]:
     """The runs of masks that have a pattern."""
     runs, place = [], 0
@@ -266,11 +289,11 @@ def _holes(
         length = len(list(run))
         runs += [(place, place + length)] if masked else []
         place += length
-    patterns = [pattern] * len(runs) if isinstance(pattern, str) else list(pattern)
+    patterns = [pattern] * len(runs) if isinstance(pattern, str | TokenAutomaton) else list(pattern)
     if len(patterns) != len(runs):
         raise ValueError(f"a text with {len(runs)} holes needs as many patterns, or one; got {len(patterns)}")
     return [
-        _Hole(first, last, token_automaton(wanted, tokenizer))
+        _Hole(first, last, token_automaton(wanted, tokenizer) if isinstance(wanted, str) else wanted)
         for (first, last), wanted in zip(runs, patterns, strict=True)
         if wanted is not None
     ]
@@ -279,9 +302,15 @@ def _holes(
 def _check(holes: list[_Hole]) -> None:
     """Refuse holes that are too short or too long for their pattern."""
     for automaton, start, length in {(h.automaton, h.start, h.last - h.first) for h in holes}:
-        possible = automaton.lengths(start, max(length, len(automaton.table)))
+        possible, _ = automaton.lengths(start, length)
         if length in possible:
             continue
+        possible, more = automaton.lengths(start, length + FURTHER)
+        if not possible and more:
+            raise ValueError(
+                f"a hole of {length} tokens cannot match {automaton.pattern[:60]!r}, nor can one of up to"
+                f" {length + FURTHER}"
+            )
         if not possible:
             raise ValueError(f"no text of the tokenizer's tokens matches the pattern {automaton.pattern!r}")
         near = min(possible, key=lambda other: abs(other - length))

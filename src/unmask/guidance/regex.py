@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unmask.guidance.bounds import Work
 from unmask.guidance.utf8 import Edge, utf8
 
-MOST_STATES = 1 << 15
+MOST_STATES = 1 << 13
 """Of an automaton; a pattern that needs more is refused."""
+MOST_WORK = 1 << 23
+"""Elementary steps in which an automaton must be found: a second or two."""
+A_SET = 1 << 16
+"""What it takes to ask `re` about every character."""
 
 DEAD, START = 0, 1
 
@@ -141,16 +146,21 @@ class _Parser:
         )
 
 
-@lru_cache(maxsize=256)
 def byte_automaton(pattern: str) -> ByteAutomaton:
-    """The smallest automaton of a pattern."""
+    """The smallest automaton of a pattern; where that would take long, one that may be larger."""
+    net = _Net(pattern)
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what `re` may read otherwise one day
+            re.compile(pattern)
+        start = net.state()
+        end = net.add(_Parser(pattern).either(), start)
     except re.error as error:
         raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
-    net = _Net(pattern)
-    start = net.state()
-    end = net.add(_Parser(pattern).either(), start)
+    except RecursionError:
+        raise ValueError(f"the pattern {pattern[:60]!r} is nested too deeply; use fewer groups") from None
+    except OverflowError:
+        raise net.too_large() from None
     return _smallest(*_determined(net, start, end))
 
 
@@ -162,6 +172,7 @@ class _Net:
         self.edges: list[list[Edge]] = []
         self.free: list[list[int]] = []
         self.closures: dict[int, frozenset[int]] = {}
+        self.work, self.sets = Work(pattern, MOST_WORK), set[str]()
 
     def state(self) -> int:
         if len(self.edges) >= 4 * MOST_STATES:
@@ -175,6 +186,7 @@ class _Net:
         if state not in self.closures:
             reached, todo = {state}, [state]
             for here in todo:
+                self.work.spend(1 + len(self.free[here]))
                 new = set(self.free[here]) - reached
                 reached |= new
                 todo += new
@@ -189,6 +201,7 @@ class _Net:
 
     def add(self, node: _Node, start: int) -> int:
         """What the node matches from `start` on; the state it ends in."""
+        self.work.spend(8)
         match node:
             case _Set(source):
                 return self._set(source, start)
@@ -224,6 +237,9 @@ class _Net:
         return new
 
     def _set(self, source: str, start: int) -> int:
+        if source not in self.sets:
+            self.sets.add(source)
+            self.work.spend(A_SET if len(source) > 1 or source == "." else 1)
         nodes = utf8(source)
         own = [start, *(self.state() for _ in nodes)]  # the last one is the end, -1
         for number, edges in enumerate(nodes):
@@ -243,6 +259,7 @@ def _determined(net: _Net, start: int, end: int) -> tuple[NDArray[np.int32], NDA
             if reached not in number:
                 if len(number) >= MOST_STATES:
                     raise net.too_large()
+                net.work.spend(len(reached))
                 number[reached] = len(number)
                 todo.append(reached)
             row[low : high + 1] = number[reached]
@@ -253,6 +270,7 @@ def _determined(net: _Net, start: int, end: int) -> tuple[NDArray[np.int32], NDA
 
 def _moves(net: _Net, states: frozenset[int]) -> Iterator[tuple[int, int, frozenset[int]]]:
     """Ranges of bytes and the states that they lead to from any of these."""
+    net.work.spend(sum(2 + 4 * len(net.edges[state]) for state in states))
     edges = sorted(edge for state in states for edge in net.edges[state])
     if all(before[1] < after[0] for before, after in itertools.pairwise(edges)):
         yield from ((low, high, net.closure(target)) for low, high, target in edges)
@@ -260,15 +278,23 @@ def _moves(net: _Net, states: frozenset[int]) -> Iterator[tuple[int, int, frozen
     cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
     for low, after in itertools.pairwise(cuts):
         targets = {target for first, last, target in edges if first <= low <= last}
+        net.work.spend(len(edges) + sum(len(net.closure(target)) for target in targets))
         yield low, after - 1, frozenset().union(*map(net.closure, targets))
 
 
 def _smallest(table: NDArray[np.int32], accepting: NDArray[np.bool_]) -> ByteAutomaton:
-    """Moore's refinement: states that no text tells apart are one."""
+    """Moore's refinement: states that no text tells apart are one.
+
+    It takes as many rounds as texts that tell two states apart are long, so that large repeats, which are
+    about as small as can be anyway, are left as they are.
+    """
     columns = table[:, np.unique(_kinds(table.T), return_index=True)[1]]
     kind = accepting.astype(np.int32)
+    left = MOST_WORK // (4 + columns.shape[1] // 8) // len(table)
     while (refined := _kinds(np.column_stack([kind, kind[columns]]))).max() > kind.max():
-        kind = refined
+        kind, left = refined, left - 1
+        if left < 0:
+            return ByteAutomaton(table, accepting)
     order = np.full(kind.max() + 1, -1)
     order[kind[DEAD]] = DEAD
     if kind[START] != kind[DEAD]:

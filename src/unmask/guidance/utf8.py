@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import TypeAlias
@@ -22,7 +23,7 @@ def _every_character() -> str:
     return codes.decode("utf-32-le", errors="surrogatepass")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def utf8(source: str) -> list[list[Edge]]:
     """The characters of a set that is written as in a pattern, as nodes with edges: 0 is the first node and
     -1 the end. Equal tails are one node."""
@@ -31,7 +32,10 @@ def utf8(source: str) -> list[list[Edge]]:
         ends = [*range(1, len(spelled)), -1]
         return [[(byte, byte, end)] for byte, end in zip(spelled, ends, strict=True)]
     member = np.zeros(5 << 18, dtype=np.bool_)  # up to the last code that a leading byte of F4 could begin
-    for found in re.finditer(f"(?:{source})+", _every_character()):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        members = re.compile(f"(?:{source})+")
+    for found in members.finditer(_every_character()):
         member[found.start() : found.end()] = True
     member[0xD800:0xE000] = False  # surrogates are no characters
     return _shared(member)

@@ -233,8 +233,8 @@ async def _rows(
 ) -> Ticket:
     """Send `n` rows for each canvas on their way."""
     deadline = service.deadline(asked.timeout)
-    sampler, guide = service.sampler(asked), service.guide(asked)
     _check_rows(service, asked, canvases)
+    sampler, guide = service.sampler(asked), await service.guide(asked, deadline)
     works = []
     for canvas in canvases:
         stop = (lambda ids, canvas=canvas: enough(canvas, ids)) if enough and not revises(sampler) else None

@@ -33,4 +33,5 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.patience))
         await super().shutdown(sockets)
+        await self.service.forget_patterns()
         self.ended = await closing

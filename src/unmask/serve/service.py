@@ -15,12 +15,14 @@ from unmask.config import did_you_mean
 from unmask.diffusion.categorical import Choice
 from unmask.diffusion.process import BlockMasking, Masking
 from unmask.guidance import Guidance
+from unmask.guidance.automaton import TokenAutomaton
 from unmask.model import LanguageModel
 from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
 from unmask.serve.engine import ClosedError, Engine, LateError, Task, Work
 from unmask.serve.examples import examples
 from unmask.serve.limits import Limits, check, check_length, within
 from unmask.serve.metrics import Metrics
+from unmask.serve.patterns import PatternCompiler
 from unmask.serve.schemas import ModelCard, Writing
 from unmask.serve.wording import HoledText, Wording
 
@@ -114,6 +116,7 @@ class Service:
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
         self._wording: Wording | None = None
+        self._patterns: PatternCompiler | None = None
 
     def begin(
         self,
@@ -140,6 +143,11 @@ class Service:
     def close(self, patience: float) -> bool:
         """Finish what there is, then stop; whether the engine has come to its end."""
         return self._engine is None or self._engine.close(patience)
+
+    async def forget_patterns(self) -> None:
+        """Nobody will ask for a pattern any more."""
+        if self._patterns is not None:
+            await self._patterns.close()
 
     def check(self) -> None:
         """Refuse where nothing can be expected any more: the engine has ended, or is stuck."""
@@ -217,10 +225,24 @@ class Service:
         choice = Choice(asked.temperature, asked.top_k, asked.top_p)
         return self.model.sampler(asked.sampler, steps, choice, block=asked.block, cache=asked.cache)
 
-    def guide(self, asked: Writing) -> Guidance | None:
-        """What a request asks of its text beyond the model."""
-        match = tuple(asked.match) if isinstance(asked.match, list) else asked.match
-        return Guidance(asked.guidance, match) if asked.guidance or match else None
+    async def guide(self, asked: Writing, deadline: float) -> Guidance | None:
+        """What a request asks of its text beyond the model, its patterns worked out."""
+        if not asked.guidance and not asked.match:
+            return None
+
+        async def compiled(pattern: str | None) -> TokenAutomaton | None:
+            return None if pattern is None else await self.patterns.compiled(pattern, deadline)
+
+        if isinstance(asked.match, list):
+            return Guidance(asked.guidance, tuple([await compiled(pattern) for pattern in asked.match]))
+        return Guidance(asked.guidance, await compiled(asked.match))
+
+    @property
+    def patterns(self) -> PatternCompiler:
+        """Who works out the patterns of requests."""
+        if self._patterns is None:
+            self._patterns = PatternCompiler(self.wording.tokenizer)
+        return self._patterns
 
     def check_canvas(self, canvas: HoledText, param: str) -> None:
         """Refuse what is too long; `param` is the field that says how many tokens are to be written."""
