@@ -8,8 +8,7 @@ lm.score(["some text"]).nats_per_token
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from unmask.backbones.dit import DiTConfig as DiTConfig
@@ -76,12 +75,16 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE)
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: torch takes seconds, `unmask --help` needs none of it."""
-    if name not in _MODULE:
-        raise AttributeError(f"module 'unmask' has no attribute {name!r}")
-    return getattr(import_module(_MODULE[name]), name)
+if not TYPE_CHECKING:  # which would take any name for one of ours, misspelt ones too
+
+    def __getattr__(name):
+        """Import a public name when it is first used: torch takes seconds, `unmask --help` needs none."""
+        from importlib import import_module
+
+        if name not in _MODULE:
+            raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+        return getattr(import_module(_MODULE[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_MODULE]
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"]

@@ -245,7 +245,7 @@ class Attention(nn.Module):
         q, k = self._query(q, angles), self._key(k, angles)
         if beside is not None:
             k, v = beside.layer(layer, k, v)
-        causal = self.causal and seen is None and q.shape[-2] > 1
+        causal = self.causal and seen is None and bool(q.shape[-2] > 1)
         mixed = self._mixed(q, k, v, seen, causal)
         mixed = mixed.transpose(1, 2).flatten(2)
         return _linear(self.out, mixed if packed is None else packed.of(mixed))

@@ -217,9 +217,9 @@ def sight(
         before, last = start - first, max(start + length, first + held)
         key = torch.arange(first, last, device=device)
         key[before : before + length] = query
-    ordered = _ordered(length, before, key, causal, order)
-    if held == 0 and causal and order is None and valid is None and documents is None:
-        ordered = None  # scaled_dot_product_attention has a faster way to be causal
+    # Where it is all that is asked, scaled_dot_product_attention has a faster way to be causal.
+    plain = held == 0 and causal and order is None and valid is None and documents is None
+    ordered = None if plain else _ordered(length, before, key, causal, order)
     seen = None if ordered is None else ordered[None, None]
     of_keys = None if valid is None else valid[:, key]
     if of_keys is not None:

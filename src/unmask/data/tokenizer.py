@@ -59,6 +59,9 @@ class Tokenizer:
         inner.encode_special_tokens = True
         self.inner = inner
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({type(self.inner.model).__name__}, {self.size:,} ids)"
+
     @classmethod
     def bytes(cls) -> Tokenizer:
         """256 tokens; the id of a byte is the byte."""
@@ -114,9 +117,8 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
         """Read a `tokenizer.json`."""
-        written = read_bytes(Path(path), LARGEST)
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(written))
+            return cls(tokenizers.Tokenizer.from_buffer(read_bytes(Path(path), LARGEST)))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path} is not a tokenizer.json that can be read: {error}") from None
 
@@ -137,7 +139,7 @@ class Tokenizer:
     @cached_property
     def size(self) -> int:
         """One more than the largest id; the mask is not included."""
-        return max(self._known, default=-1) + 1
+        return max(self.known, default=-1) + 1
 
     @cached_property
     def separator(self) -> int | None:
@@ -231,7 +233,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
         wanted = [int(id_) for id_ in ids]
-        unknown = next((id_ for id_ in wanted if id_ not in self._known), None)
+        unknown = next((id_ for id_ in wanted if id_ not in self.known), None)
         if unknown is not None:
             raise ValueError(f"the tokenizer has no token {unknown}; its ids are 0..{self.size - 1}")
         return str(self.inner.decode(wanted, skip_special_tokens=False))
@@ -241,7 +243,8 @@ class Tokenizer:
         return str(self.inner.to_str(pretty=True))
 
     @cached_property
-    def _known(self) -> frozenset[int]:
+    def known(self) -> frozenset[int]:
+        """The ids that have a token."""
         return frozenset(self.inner.get_vocab(with_added_tokens=True).values())
 
     @cached_property

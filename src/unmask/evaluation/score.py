@@ -12,7 +12,7 @@ CELLS = 20
 """Equal parts of the time from t = 0 to 1 by which nats are told apart."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score:
     """Nats of some text, and of each of its parts; `standard_error` is of `nats_per_token`.
 
@@ -30,6 +30,13 @@ class Score:
     cell_variances: tuple[float, ...] = ()
     each: tuple[Score, ...] = field(default=(), repr=False)
     token_nats: tuple[float, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        parts = [f"{self.nats_per_token:.4g} ± {self.standard_error:.2g} nats/token"]
+        parts.append(f"perplexity {self.perplexity:.4g}")
+        if self.size is not None:
+            parts.append(f"{self.bits_per_byte:.4g} bits/byte")
+        return f"Score({', '.join(parts)}, {self.tokens:,} tokens)"
 
     @property
     def nats_per_token(self) -> float:

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.diffusion.denoise import Around, Denoise
+from unmask.diffusion.denoise import Around, Denoise, Joinable
 from unmask.guidance.places import asked, first_place, fits, numbers, with_mass_of
 from unmask.types import Each, LogX, Rows, Times, Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Cut(Joinable):
+    """What `each` says of lines that have nothing but the allowed tokens [V] left, or those lines."""
+
+    allowed: Tensor
+    each: Joinable | None
+
+    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
+        never = ~self.allowed.to(log_x.device)
+        log_x = with_mass_of(log_x, log_x.masked_fill(never, -torch.inf))
+        return log_x if self.each is None else self.each(log_x, part)
+
+    @property
+    def kind(self) -> Hashable:
+        """Whose tokens are the same, and who say one kind of thing."""
+        return Cut, id(self.allowed), None if self.each is None else self.each.kind
+
+    def join(self, others: Sequence[Cut], lines: Sequence[int]) -> Each:
+        """One cut for all lines."""
+        if self.each is None:
+            return self
+        said = self.each.join([other.each for other in others], lines)
+        return lambda log_x, part: said(Cut(self.allowed, None)(log_x, part), part)
 
 
 class Allowed(Around):
@@ -31,8 +57,10 @@ class Allowed(Around):
                 f"allowed must be booleans [V], [L, V] or [B, L, V] with V = {self.vocab.size};"
                 f" got {allowed.dtype} of shape {list(allowed.shape)}"
             )
-        self.allowed = allowed.clone()
-        self.allowed[..., self.vocab.mask] = False
+        if bool(allowed[..., self.vocab.mask].any()):
+            allowed = allowed.clone()
+            allowed[..., self.vocab.mask] = False
+        self.allowed = allowed
         self.possible = self.allowed.any(-1)
 
     @classmethod
@@ -63,6 +91,8 @@ class Allowed(Around):
         which: Tensor | None = None,
         **context: Any,
     ) -> Tensor:
+        if self.allowed.ndim == 1 and bool(self.possible) and (each is None or isinstance(each, Joinable)):
+            return self.denoise(z, t, rows, each=Cut(self.allowed, each), which=which, **context)
         which, start = numbers(z, which), first_place(context)
         if self.allowed.ndim > 1:
             fits(z, which, start, self.allowed.shape[:-1], "the allowed tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, get_args
 
 import torch
@@ -19,7 +20,7 @@ from unmask.diffusion.denoise import Denoise
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.evaluation.likelihood import score_texts
 from unmask.evaluation.score import Score
-from unmask.guidance import Guidance, Guide
+from unmask.guidance import Allowed, Guidance, Guide
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.room import check_room
 from unmask.model.samples import Completions, Samples
@@ -77,6 +78,14 @@ class LanguageModel:
         self.denoise = denoise
         self.tokenizer = tokenizer
         self.world = world
+
+    def __repr__(self) -> str:
+        weight, limit = self.denoise.backbone.output.weight, self.denoise.max_length
+        parameters = sum(parameter.numel() for parameter in self.denoise.parameters())
+        length = "any length" if limit is None else f"up to {limit:,} tokens"
+        kind = f"{type(self.objective).__name__}, {parameters:,} parameters, vocabulary {self.vocab.size:,}"
+        kept = str(weight.dtype).removeprefix("torch.")
+        return f"LanguageModel({kind}, {length}, {weight.device}, {kept}, {self.tokenizer})"
 
     def across(self, world: World) -> LanguageModel:
         """The same model with its work split over the ranks; each of them gets the whole result."""
@@ -281,7 +290,7 @@ class LanguageModel:
         _check_seed(seed)
         sampler = self._chosen(sampler)
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
-        counted = Counted(self.denoise)
+        counted = Counted(self.writable(self.denoise))
         valid = None if valid is None else valid.to(self.device)
         if self._row_by_row(sampler, tokens.shape[1], valid):
             steps = iter(row_by_row(counted, canvas, sampler, valid, self._look(guide)))
@@ -326,6 +335,26 @@ class LanguageModel:
             return mine(denoise, tokens, self.tokenizer)
 
         return look
+
+    def writable(self, denoise: Denoise) -> Denoise:
+        """The denoiser as samplers are to ask it: ids that the tokenizer has no token for are never drawn.
+
+        Published vocabularies are padded. A model whose ids are all known is asked as it is.
+        """
+        return denoise if self._known is None else Allowed(denoise, self._known)
+
+    @cached_property
+    def _known(self) -> Tensor | None:
+        """Booleans [V]: the ids that the tokenizer knows, or None where those are all but the mask."""
+        if self.tokenizer is None:
+            return None
+        known = torch.zeros(self.vocab.size, dtype=torch.bool)
+        known[sorted(self.tokenizer.known)] = True
+        known[self.vocab.mask] = True
+        if bool(known.all()):
+            return None
+        known[self.vocab.mask] = False
+        return known if bool(known.any()) else None
 
     def score(
         self,

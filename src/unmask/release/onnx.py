@@ -15,7 +15,8 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,16 @@ def _graph(denoise: Denoiser, metadata: dict[str, str]) -> bytes:
     except ModuleNotFoundError:
         raise ValueError("ONNX export needs the extra onnx: pip install 'unmask[onnx]'") from None
     whole = Everywhere(copy.deepcopy(denoise).float().cpu()).eval().requires_grad_(False)
-    with _quiet():
-        program = torch.onnx.export(whole, (), **_inputs(denoise), dynamo=True, verbose=False)
+    try:
+        with _quiet():
+            program = torch.onnx.export(whole, (), **_inputs(denoise), dynamo=True, verbose=False)
+    except Exception as error:  # of many kinds, with pages of advice for those who work on torch
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise ValueError(f"torch cannot write this network as an ONNX graph: {reason}") from None
     assert program is not None
     proto = program.model_proto
     _forget_the_machine(proto.graph)
+    del proto.graph.value_info[:]  # shapes of the exporter's own graph: tools that change it trip over them
     proto.doc_string = _description(denoise)
     onnx.helper.set_model_props(proto, metadata)
     written: bytes = proto.SerializeToString(deterministic=True)
@@ -160,7 +166,7 @@ def _quiet() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
             yield
     finally:

@@ -65,7 +65,7 @@ def writing(
     mask = model.vocab.mask
 
     def work(denoise: Denoise, tell: Callable[[Any], None]) -> Row:
-        heard = _Heard(denoise)
+        heard = _Heard(model.writable(denoise))
         shown = tuple(ids)
         start = torch.tensor([shown], device=model.device)
         written: list[Mark | None] = [None] * len(ids)
