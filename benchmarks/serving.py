@@ -1,9 +1,10 @@
 """The server under load: many clients at once against the same requests one after another.
 
-    python -m benchmarks.serving [MODEL] [--requests 96] [--clients 16] [--memory 2000]
+    python -m benchmarks.serving [MODEL] [--clients 16] [--memory 2000] [--mixed 5000] [--quick]
 
-Prints the ratio of tokens a second (repeats in turns), how evenly clients are served, and the server's memory
-while requests come, some of whose clients go away in the middle.
+Prints the ratio of tokens a second (repeats in turns), how evenly clients are served, the server's memory
+while requests come, some of whose clients go away in the middle, and how long short requests wait beside long
+ones at 16, 64 and 256 clients.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.mixed import mixed
 from unmask import LanguageModel, Tokenizer, save
 from unmask.recipes import RECIPES
 
@@ -80,12 +82,13 @@ def requests(count: int, seed: int, lengths: Sequence[int] = (8, 16, 24)) -> lis
 
 def load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
     """Tokens a second, each request's seconds, and the texts."""
-    place = threading.local()
+    place, opened = threading.local(), list[http.client.HTTPConnection]()
 
     def one(body: dict[str, Any]) -> tuple[float, str]:
         # The plainest client there is, because it works on the same cores as the server.
         if not hasattr(place, "connection"):
             place.connection = http.client.HTTPConnection(url.removeprefix("http://"))
+            opened.append(place.connection)
         start = time.perf_counter()
         headers = {"Content-Type": "application/json"}
         place.connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -96,6 +99,8 @@ def load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, l
     with ThreadPoolExecutor(clients) as pool:
         done = list(pool.map(one, wanted))
     spent = time.perf_counter() - start
+    for connection in opened:
+        connection.close()
     tokens = sum(body["max_tokens"] for body in wanted)
     return tokens / spent, [seconds for seconds, _ in done], [text for _, text in done]
 
@@ -135,7 +140,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", type=int, default=2000, help="requests of the memory test")
+    parser.add_argument("--mixed", type=int, default=5000, help="short requests of the mixed load")
+    parser.add_argument(
+        "--crowds", type=int, nargs="+", default=(16, 64, 256), help="clients of the mixed load"
+    )
+    parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     asked = parser.parse_args()
+    if asked.quick:
+        asked.requests, asked.clients, asked.repeats, asked.memory = 8, 4, 1, 20
+        asked.mixed, asked.crowds = 40, (4, 8)
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or f"{folder}/model"
         if not asked.model:
@@ -162,6 +175,9 @@ def main() -> None:
                 print(
                     f"memory over {asked.memory:,} requests, MB: {' '.join(f'{size:.0f}' for size in sizes)}"
                 )
+            for clients in asked.crowds if asked.mixed else ():
+                found = mixed(url, clients, asked.mixed // len(asked.crowds), 1.0 if asked.quick else 10.0)
+                print(found.told(_megabytes(pid)), flush=True)
 
 
 if __name__ == "__main__":
