@@ -266,6 +266,7 @@ def test_what_the_hub_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return [{"text": "a", "sentence": "a", "article": "a"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("unmask.data.hub.reachable", lambda: True)
     for name, text_set in KNOWN.items():
         fetch(f"{name}:{text_set.published_split}", tmp_path)
     converted = "refs/convert/parquet"
