@@ -405,7 +405,7 @@ def test_names(tmp_path: Path) -> None:
             "zzz",
             r"^there is no tokenizer 'zzz'; known are bytes, dna, protein, text8, bpe:SIZE, hub:NAME ",
         ),
-        ("no/such.json", r"^no is incomplete: such\.json is missing$"),
+        ("no/such.json", r"^no/such\.json is not a tokenizer\.json that can be read: "),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -247,3 +247,30 @@ def test_networks_of_ours_are_not_written_like_this() -> None:
     lm = LanguageModel(ModelConfig(Vocab(5, 4), plain, MDLM()).build())
     assert not huggingface.writes(lm)
     assert huggingface.writes(LanguageModel(denoiser("bert")))
+
+
+def test_special_tokens_can_be_written(tmp_path: Path) -> None:
+    """By who uses the model; not by who wrote a document, and not through a server."""
+    inner = tokenizers.Tokenizer(models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.add_special_tokens(WORDS[:5])
+    tokenizer = Tokenizer(inner)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=16,
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    lm = unmask.load(tmp_path)
+    assert lm.holes("[CLS] der [MASK] ist <mask:2>[SEP]").tolist() == [[2, 5, 4, 8, 4, 4, 3]]
+    assert lm.blank(1, 4, "[CLS] mond").tolist() == [[2, 6, 4, 4]]
+    with pytest.raises(ValueError, match="the data contains the mask id 4"):
+        lm.score("der [MASK] ist")
+    assert lm.score("[CLS] der mond [SEP]").tokens == 4
+    assert lm.tokenizer is not None
+    assert 2 not in lm.tokenizer.encode("[CLS] der", allow_unknown=True)
+    assert 2 not in lm.tokenizer.encode_array(["[CLS] der"])[0]

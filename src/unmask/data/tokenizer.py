@@ -164,14 +164,17 @@ class Tokenizer:
         """The SHA-256 of its JSON: two tokenizers with the same digest give the same ids."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
-    def encode(self, text: str, allow_unknown: bool = False) -> list[int]:
+    def encode(self, text: str, allow_unknown: bool = False, *, specials: bool = False) -> list[int]:
         """The text's ids, nothing added.
 
         Characters that it has no token for are told; if they are many, or nothing can be written in their
         place, the text is refused, for it must be of another alphabet. `allow_unknown` takes it all the same.
+        With `specials`, special tokens that are spelled out, such as [CLS], are read as what they stand for.
         """
+        marked = specials and any(name in text for name in self.specials)
+        inner = self._reading_specials if marked else self.inner
         try:
-            encoding = self.inner.encode(text, add_special_tokens=False)
+            encoding = inner.encode(text, add_special_tokens=False)
         except Exception as error:
             raise self._refusal(text, error) from None
         if not self._keeps_all and not allow_unknown:
@@ -181,6 +184,18 @@ class Tokenizer:
             for note in unknown.notes(self.becomes):
                 log.warning(note)
         return list(encoding.ids)
+
+    @cached_property
+    def specials(self) -> frozenset[str]:
+        """What special tokens are spelled like."""
+        added = self.inner.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
+    @cached_property
+    def _reading_specials(self) -> tokenizers.Tokenizer:
+        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        inner.encode_special_tokens = False
+        return inner
 
     def encode_array(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of many texts, as `encode` gives them but fast, in arrays of `dtype`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.backbones import AnyBackbone
+from unmask.backbones.dit import DiTConfig
 from unmask.config import known
 from unmask.data.textsize import TextSize
 from unmask.data.tokenizer import Tokenizer
@@ -232,6 +233,11 @@ class LanguageModel:
             if self.vocab.mask not in ids:
                 raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask} where one is")
         else:
+            if isinstance(template, str) and self.tokenizer is not None and self.reads_specials:
+                spelled = self.tokenizer.inner.id_to_token(
+                    self.vocab.mask
+                )  # as in [MASK]: a hole of one token
+                template = template.replace(spelled, "<mask>") if spelled else template
             ids = from_template(template, self._ids, self.vocab.mask)
         if not isinstance(n, int) or n < 1:
             raise ValueError(f"n must be at least 1; got {n!r}")
@@ -336,6 +342,16 @@ class LanguageModel:
 
         return look
 
+    @property
+    def reads_specials(self) -> bool:
+        """Whether special tokens spelled out in a prompt, a template or a scored text are read as such.
+
+        Those of networks of others (transformers, LLaDA, Dream) are: their texts need [CLS] or chat marks.
+        What is trained on, and what a server is sent, is text whatever it spells.
+        """
+        backbone = self.denoise.config.backbone
+        return not isinstance(backbone, DiTConfig) or backbone.llama is not None
+
     def writable(self, denoise: Denoise) -> Denoise:
         """The denoiser as samplers are to ask it: ids that the tokenizer has no token for are never drawn.
 
@@ -393,7 +409,7 @@ class LanguageModel:
                     raise ValueError(f"token id {i} is outside the vocabulary 0..{self.vocab.size - 1}")
             return ids
         if self.tokenizer is not None:
-            return self.tokenizer.encode(text)
+            return self.tokenizer.encode(text, specials=self.reads_specials)
         if not all(word.isdecimal() for word in text.split()):
             raise ValueError(f"this model has no tokenizer: give token ids (as in '5 17 2'), not {text!r}")
         return self._ids([int(word) for word in text.split()])
