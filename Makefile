@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo test test-slow bench check format clean
+.PHONY: setup demo docs test test-docs test-slow bench check format clean
 
 setup: $(READY)
 
@@ -31,6 +31,12 @@ test: $(READY) .venv/.browser
 	command -v chromium chromium-browser google-chrome chrome || { apt-get update -q && apt-get install -qy chromium; } \
 	  || $(BIN)/python -m playwright install chromium || echo "no browser: the tests of the page will be skipped"
 	touch .venv/.browser
+
+test-docs: $(READY)  ## make demo, and whether all that the documents show is printed then
+	$(BIN)/python -m pytest -m demo
+
+docs: $(READY)  ## put what is printed into the documents, after make demo
+	$(BIN)/python tests/documented.py .
 
 test-slow: $(READY) .venv/.judge .weights  ## the long proofs
 	$(BIN)/python -m pytest -m slow

@@ -1,0 +1,144 @@
+"""What the documents tell their readers to type, and what they say is printed then.
+
+A block of bash is followed by a plain block if its output is shown: all that its commands print on stdout.
+Such blocks are made by `make docs` (this file, run as a program) and compared by tests/test_figures.py, both
+with the model of `make demo`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unmask.cli import COMMANDS, function
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+BASH = re.compile(
+    r"^```bash\n(?P<commands>.*?)^```\n(?:\n```\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL
+)
+EXAMPLES = re.compile(r"For example:\n(?P<commands>(?: {6}.*\n)+)")
+VOLATILE = re.compile(r"\d[\d,.]*(?= (?:s|ms|min|GFLOP/s|tokens/s)\b)|\d+%(?= of peak)")
+PAIR = re.compile(r"([\d,]+(?:\.\d+)?) ± ([\d,]+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Example:
+    """Commands that are shown together, where, and their output if that is shown as well."""
+
+    where: str
+    commands: tuple[str, ...]
+    output: str | None = None
+
+
+def in_documents() -> Iterator[Example]:
+    """Of every document, in order."""
+    for name in DOCUMENTS:
+        for block in BASH.finditer((ROOT / name).read_text(encoding="utf-8")):
+            yield Example(name, _lines(block["commands"]), block["output"])
+
+
+def in_help() -> Iterator[Example]:
+    """Of every command's help."""
+    for name in COMMANDS:
+        block = EXAMPLES.search((function(name).__doc__ or "") + "\n")
+        yield Example(f"unmask {name} --help", () if block is None else _lines(block["commands"]))
+
+
+def _lines(block: str) -> tuple[str, ...]:
+    joined = block.replace("\\\n", " ")
+    lines = (re.sub(r"\s+#\s.*", "", line).strip() for line in joined.splitlines())
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As a reader gives it, in an activated environment."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+    )
+
+
+def steady(text: str) -> list[str]:
+    """Lines of an output without what differs from run to run: times, and bars that show them."""
+    lines: list[str] = []
+    timed = False
+    for line in text.splitlines():
+        if "━" in line:
+            continue
+        timed = line.endswith(" seconds") or (timed and bool(re.search(r"\s[\d.]+$", line)))
+        lines.append(VOLATILE.sub("#", line.rsplit(None, 1)[0] if timed else line).rstrip())
+    return lines
+
+
+def differs(shown: str, printed: str, exactly: bool) -> str | None:
+    """What is wrong with an output that a document shows, or None.
+
+    Where a machine rounds as the one that the document was made on does, every letter is the same; elsewhere
+    another model was trained, and figures agree within their errors and 3 %.
+    """
+    if exactly:
+        pairs = zip(steady(shown), steady(printed), strict=False)
+        wrong = next((f"{a!r} is shown, {b!r} printed" for a, b in pairs if a != b), None)
+        return wrong or (
+            None if len(steady(shown)) == len(steady(printed)) else "the numbers of lines differ"
+        )
+    for one, other in zip(PAIR.finditer(shown), PAIR.finditer(printed), strict=False):
+        (a, da), (b, db) = ([float(n.replace(",", "")) for n in found.groups()] for found in (one, other))
+        if abs(a - b) > 5 * (da**2 + db**2) ** 0.5 + 0.03 * a:
+            return f"{one[0]} is shown, {other[0]} printed"
+    return None
+
+
+def printed(example: Example, folder: Path) -> str:
+    """What the commands print on stdout there; whoever fails raises."""
+    outputs = []
+    for command in example.commands:
+        done = in_shell(command, folder)
+        if done.returncode != 0:
+            raise RuntimeError(f"{example.where}: {command} ended with {done.returncode}: {done.stderr}")
+        outputs.append(done.stdout)
+    return "".join(outputs)
+
+
+def demo(folder: Path) -> str:
+    """What `make demo` prints, its run in `folder`."""
+    made = f"make -C {ROOT} demo DEMO={folder / 'runs/demo'} 2>&1"
+    return in_shell(made, folder).stdout.replace(f"{folder}/", "")
+
+
+def shown_demo() -> str:
+    """What the README says `make demo` prints."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(
+        r"^```bash\nmake demo\n```\n.*?^```\n(?P<output>.*?)^```\n", readme, re.MULTILINE | re.DOTALL
+    )
+    assert block is not None
+    return block["output"]
+
+
+def _update(folder: Path) -> None:
+    """Carry out all examples whose output is shown, and put what they print in its place."""
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        for block in BASH.finditer(text):
+            if block["output"] is not None:
+                example = Example(name, _lines(block["commands"]))
+                now = block[0].replace(f"```\n{block['output']}```", f"```\n{printed(example, folder)}```")
+                text = text.replace(block[0], now)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _update(Path(sys.argv[1]))

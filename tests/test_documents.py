@@ -1,0 +1,196 @@
+"""Every command of the documents and of --help runs on what a reader has: the demo's run, here a small one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from documented import BIN, ROOT, Example, in_documents, in_help, in_shell
+from judges import write_judge
+from unmask.cli import main
+
+SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 evaluate_rows=8"
+HUB = ("GSAI-ML/LLaDA-8B-Base",)
+"""Names that only the hub knows."""
+LATER = ("make", "pip", "source", "curl", "pre-commit")
+"""Programs whose lines have tests of their own, or install something."""
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's run in it, much smaller, and the files of one's own that examples speak of."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "my_texts").mkdir()
+    shutil.copy(ROOT / "CONTRIBUTING.md", folder)
+    for name in ("my_texts/one.txt", "my_test.txt", "notes.txt"):
+        shutil.copy(ROOT / "CONTRIBUTING.md", folder / name)
+    shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
+    pairs = [{"prompt": f"{n} + 1 =", "answer": f" {n + 1}"} for n in range(60)]
+    renamed = [{"question": pair["prompt"], "reply": pair["answer"]} for pair in pairs]
+    (folder / "pairs.jsonl").write_text(
+        "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))
+    )
+    for name in ("lambada", "ptb", "wikitext"):
+        text = "\n".join(["the cat sat on the mat and then it sat there for a long time"] * 20)
+        (folder / "text_sets").mkdir(exist_ok=True)
+        (folder / "text_sets" / f"{name}.txt").write_text(text)
+    write_judge(folder / "my_causal_model", "gpt2")
+    trained = in_shell(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)
+    assert trained.returncode == 0, trained.stderr
+    return folder
+
+
+SESSIONS = sorted({example.where for example in in_documents()})
+
+
+@pytest.mark.parametrize("document", [*SESSIONS, "--help"])
+def test_every_command_runs(
+    document: str,
+    reader: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the order of the document, one after another in one folder, as somebody would who tries them all."""
+    folder = tmp_path / "reader"
+    shutil.copytree(reader, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / ".local/share/bash-completion/completions").mkdir(parents=True)
+    (folder / ".config/fish/completions").mkdir(parents=True)
+    for example in _session(document):
+        for command in example.commands:
+            code, out, err = _carried_out(command, folder, monkeypatch, capsys)
+            if any(name in command for name in HUB):
+                assert code == 2, command
+                assert any(name in err for name in HUB), err
+            else:
+                assert code == 0, (example.where, command, err)
+                assert out or ">" in command, (example.where, command)
+
+
+def _session(document: str) -> list[Example]:
+    if document == "--help":
+        return list(in_help())
+    return [example for example in in_documents() if example.where == document]
+
+
+def _carried_out(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """In this process where that is the same: a new one takes seconds to import torch."""
+    words = command.split()
+    if (
+        words[0] in LATER
+        or words[:2] in (["unmask", "serve"], ["unmask", "bench"])
+        or " unmask serve " in command
+    ):
+        return 0, "elsewhere", ""
+    if words[:2] == ["python", "-m"]:
+        return _known_options(words[2], words[3:])
+    command = _quickly(command)
+    if words[0] != "unmask" or any(mark in command for mark in ("$(", " > ", " | ")):
+        done = in_shell(command, folder)
+        return done.returncode, done.stdout, done.stderr
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return (code, *capsys.readouterr())
+
+
+def _quickly(command: str) -> str:
+    """Training of a few steps, of a small network."""
+    if "train" not in command.split() or "--show" in command:
+        return command
+    if "--steps" not in command:
+        command += " --steps 2"
+    return command if "--start" in command or ".json" in command else f"{command} {SMALL}"
+
+
+def _known_options(module: str, options: list[str]) -> tuple[int, str, str]:
+    """Benchmarks take minutes: their own tests run them, here it is whether they know the options."""
+    asked = [sys.executable, "-m", module, "--help"]
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    unknown = [option for option in options if option.startswith("--") and option not in shown.stdout]
+    return shown.returncode + len(unknown), shown.stdout, f"unknown: {unknown}"
+
+
+def test_every_command_of_the_help_has_an_example() -> None:
+    assert [example.where for example in in_help() if not example.commands] == []
+
+
+def test_make_knows_the_targets() -> None:
+    commands = [c for e in in_documents() for c in e.commands if c.startswith("make ")]
+    assert {"make demo", "make test", "make bench"} <= set(commands)
+    for command in set(commands):
+        subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_demo(reader: Path) -> None:
+    """What `make demo` does, but for the training."""
+    demo = ["make", "--dry-run", "demo", f"DEMO={reader / 'runs' / 'demo'}", f"BIN={BIN}"]
+    shown = subprocess.run(demo, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    commands = [line for line in shown.splitlines() if line.startswith(f"{BIN}/unmask")]
+    assert [command.split()[1] for command in commands] == ["train", "eval", "sample", "infill", "report"]
+    outputs = [in_shell(command, ROOT).stdout for command in commands[1:]]
+    assert "bits/byte" in outputs[0]
+    assert "def is_even(n):" in outputs[2]
+    assert outputs[3].strip() == str(reader / "runs" / "demo" / "report" / "index.html")
+
+
+def test_serving(reader: Path) -> None:
+    """The server of the README answers the README's request."""
+    lines = [c for e in in_documents() if e.where == "README.md" for c in e.commands]
+    (serve,) = (line for line in lines if line.startswith("unmask serve"))
+    (curl,) = (line for line in lines if line.startswith("curl"))
+    server = subprocess.Popen(
+        ["sh", "-c", f"exec {BIN}/{serve} --port 0"], cwd=reader, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        address = None
+        while address is None:
+            line = server.stderr.readline()
+            assert line, "the server has ended"
+            address = re.search(r"127\.0\.0\.1:\d+", line)
+        while "is ready" not in line:
+            line = server.stderr.readline()
+            assert line, "the server has ended"
+        shown = in_shell(curl.replace("localhost:8000", address[0]), reader)
+        (result,) = json.loads(shown.stdout)["results"]
+        assert result["text"].startswith("for i in")
+        assert len(result["spans"][0]["tokens"]) == 4
+    finally:
+        server.terminate()
+        server.communicate()
+    assert server.returncode == 0
+
+
+def test_python(reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(reader)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL):
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "nats per token" in printed
+    assert "0 tokens still hidden" in printed
+    assert (reader / "runs" / "fox" / "model.safetensors").exists()
+
+
+def test_the_tree_is_the_one_on_disk() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1]
+    package = ROOT / "src" / "unmask"
+    entries = [p.name for p in package.iterdir() if not p.name.startswith(("_", "py.typed"))]
+    for entry in entries:
+        assert f"  {entry}" in tree, entry
