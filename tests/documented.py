@@ -111,20 +111,26 @@ def printed(example: Example, folder: Path) -> str:
     return "".join(outputs)
 
 
+def demo_commands(demo: Path | str = "runs/demo") -> list[str]:
+    """What `make demo` does."""
+    asked = ["make", "--dry-run", "demo", f"DEMO={demo}", f"BIN={BIN}"]
+    shown = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [line for line in shown.splitlines() if line.startswith(f"{BIN}/unmask")]
+
+
 def demo(folder: Path) -> str:
-    """What `make demo` prints, its run in `folder`."""
-    made = f"make -C {ROOT} demo DEMO={folder / 'runs/demo'} 2>&1"
-    return in_shell(made, folder).stdout.replace(f"{folder}/", "")
+    """What `make demo` prints where there is nothing yet."""
+    outputs = []
+    for command in demo_commands():
+        done = in_shell(f"{command} 2>&1", folder)
+        outputs.append(f"{command.replace(str(BIN), '.venv/bin')}\n{done.stdout}")
+    return "".join(outputs)
 
 
 def shown_demo() -> str:
     """What the README says `make demo` prints."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = re.search(
-        r"^```bash\nmake demo\n```\n.*?^```\n(?P<output>.*?)^```\n", readme, re.MULTILINE | re.DOTALL
-    )
-    assert block is not None
-    return block["output"]
+    return readme.split("```bash\nmake demo\n```\n")[1].split("```\n")[1]
 
 
 def _update(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every command of the documents and of --help runs on what a reader has: the demo's run, here a small one."""
+"""Every command of the documents and of --help runs on what a reader has: the demo's run, or a small one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from documented import BIN, ROOT, Example, in_documents, in_help, in_shell
+from documented import BIN, ROOT, Example, demo_commands, in_documents, in_help, in_shell
 from judges import write_judge
 from unmask.cli import main
 
@@ -138,9 +138,7 @@ def test_make_knows_the_targets() -> None:
 
 def test_the_demo(reader: Path) -> None:
     """What `make demo` does, but for the training."""
-    demo = ["make", "--dry-run", "demo", f"DEMO={reader / 'runs' / 'demo'}", f"BIN={BIN}"]
-    shown = subprocess.run(demo, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    commands = [line for line in shown.splitlines() if line.startswith(f"{BIN}/unmask")]
+    commands = demo_commands(reader / "runs" / "demo")
     assert [command.split()[1] for command in commands] == ["train", "eval", "sample", "infill", "report"]
     outputs = [in_shell(command, ROOT).stdout for command in commands[1:]]
     assert "bits/byte" in outputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -30,11 +31,11 @@ def same_machine(made: tuple[Path, str]) -> bool:
 
 def test_the_demo_prints_what_the_readme_shows(made: tuple[Path, str], same_machine: bool) -> None:
     """But for the lines that tell of progress."""
-    now = "".join(f"{line}\n" for line in made[1].splitlines() if line in set(shown_demo().splitlines()))
+    now = [line for line in made[1].splitlines() if not re.match(r"step \d+/", line)]
     if same_machine:
         assert [line for line in steady(shown_demo()) if line not in steady(made[1])] == []
     else:
-        assert differs(shown_demo(), now, exactly=False) is None
+        assert differs(shown_demo(), "\n".join(now), exactly=False) is None
 
 
 @pytest.mark.parametrize("example", SHOWN, ids=lambda example: f"{example.where}: {example.commands[0][:40]}")
