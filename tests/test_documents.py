@@ -17,7 +17,7 @@ from judges import write_judge
 from unmask.cli import main
 
 SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 evaluate_rows=8"
-HUB = ("GSAI-ML/LLaDA-8B-Base",)
+HUB = ("GSAI-ML/LLaDA-8B-Base", "google-bert/bert-base-uncased")
 """Names that only the hub knows."""
 LATER = ("make", "pip", "source", "curl", "pre-commit")
 """Programs whose lines have tests of their own, or install something."""
