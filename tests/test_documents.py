@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,20 @@ def test_the_tree_is_the_one_on_disk() -> None:
     entries = [p.name for p in package.iterdir() if not p.name.startswith(("_", "py.typed"))]
     for entry in entries:
         assert f"  {entry}" in tree, entry
+
+
+def test_the_readme_has_no_pictures_that_only_a_checkout_has() -> None:
+    """It is also the description of the package, which is shown where there is no docs/."""
+    assert not re.findall(r"!\[[^\]]*\]\((?!https?://)", (ROOT / "README.md").read_text())
+    assert "<img" not in (ROOT / "README.md").read_text()
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / "docs/pictures/README.md").read_text()):
+        assert (ROOT / "docs/pictures" / picture).is_file()
+
+
+def test_the_package_says_who_made_it_and_where_it_runs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] == [{"name": "The unmask developers"}]
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    assert project["classifiers"] == sorted(project["classifiers"])
+    assert not any(name.startswith("License ::") for name in project["classifiers"])  # the expression says it
