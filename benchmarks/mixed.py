@@ -48,10 +48,11 @@ class Mixed:
 
 
 def mixed(url: str, clients: int, count: int, seconds: float = 10.0, seed: int = 0) -> Mixed:
-    """`count` short requests by three quarters of the clients, while the others keep asking for long ones;
-    of at most `seconds`; every second client of each kind goes away before its answers."""
+    """`count` short requests by three quarters of the clients, while the others keep asking for long ones
+    of at most `seconds`; every second client of each kind goes away before its answers, and so half of the
+    short requests are never answered."""
     result, lock, over = Mixed(clients), threading.Lock(), threading.Event()
-    left = iter(range(count))
+    left = {leaves: iter(range(int(leaves), count, 2)) for leaves in (False, True)}
 
     def ask(kind: str, patience: float | None, number: int) -> None:
         body = {**(SHORT if kind == "short" else {**LONG, "timeout": seconds}), "seed": number}
@@ -69,7 +70,7 @@ def mixed(url: str, clients: int, count: int, seconds: float = 10.0, seed: int =
         leaves = number // 4 % 2 == 1
         while not over.is_set():
             with lock:
-                following = next(left, None) if kind == "short" else chance.randrange(1 << 30)
+                following = next(left[leaves], None) if kind == "short" else chance.randrange(1 << 30)
             if following is None:
                 return
             ask(kind, chance.uniform(*PATIENCE[kind]) if leaves else None, following)

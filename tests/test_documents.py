@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -42,6 +43,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = "\n".join(["the cat sat on the mat and then it sat there for a long time"] * 20)
         (folder / "text_sets").mkdir(exist_ok=True)
         (folder / "text_sets" / f"{name}.txt").write_text(text)
+    reads = "".join(f"@read{n}\n{'ACGT' * 30}\n+\n{'I' * 120}\n" for n in range(40))
+    (folder / "reads.fastq.gz").write_bytes(gzip.compress(reads.encode()))
     write_judge(folder / "my_causal_model", "gpt2")
     trained = in_shell(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)
     assert trained.returncode == 0, trained.stderr

@@ -185,7 +185,9 @@ def test_the_mask_is_never_chosen() -> None:
 
 @pytest.mark.parametrize("temperature", [-0.5, math.inf, math.nan])
 def test_a_temperature_below_zero_or_without_end_is_refused(temperature: float) -> None:
-    with pytest.raises(ValueError, match=f"^temperature must be 0 .* or above; got {temperature}$"):
+    with pytest.raises(
+        ValueError, match=f"^temperature must be 0 .* finite number above; got {temperature}$"
+    ):
         Choice(temperature=temperature)
 
 

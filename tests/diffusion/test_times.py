@@ -159,7 +159,7 @@ def test_levels_run_from_one_to_zero(schedule: AnySchedule, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", [0, -3])
 def test_no_steps_are_refused(steps: int) -> None:
-    with pytest.raises(ValueError, match=f"^steps must be a whole number from 1 on; got {steps}$"):
+    with pytest.raises(ValueError, match=f"^steps must be a whole number from 1 to 1,048,576; got {steps}$"):
         levels(LogLinear(), steps)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +16,7 @@ from torch import Tensor
 
 import unmask
 from unmask import MDLM, DiTConfig, LanguageModel, ModelConfig, TimeConditioning, Tokenizer, Vocab
+from unmask.backbones.dit import LocalStart
 from unmask.diffusion.schedule import AnySchedule, FromRate, LogLinear
 from unmask.diffusion.times import PiecewiseTimes
 from unmask.objectives import D3PM, AnyObjective, Autoregression
@@ -333,3 +336,25 @@ def test_the_published_layout_has_a_card_too(tmp_path: Path) -> None:
     folder = unmask.save(model(), tmp_path / "m", published=True, facts={"steps": "one thousand"})
     assert sorted(contents(folder)) == FILES
     assert "| steps | one thousand |" in (folder / "README.md").read_text()
+
+
+def test_loading_imports_no_compiler(tmp_path: Path) -> None:
+    """Which drawing on the device `meta` does, and which takes longer than all the rest."""
+    torch.manual_seed(0)
+    backbone = unmask.DiTConfig(width=32, depth=2, heads=2, length=16, local=LocalStart())
+    lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc"))
+    unmask.save(lm, tmp_path / "model")
+    program = "import sys, unmask; unmask.load(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    asked = [sys.executable, "-c", program, str(tmp_path / "model")]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_missing_tokenizer_is_told_before_weights_are_read(tmp_path: Path) -> None:
+    folder = unmask.save(LanguageModel(ModelConfig(Vocab(8, 7), PLAIN, MDLM()).build()), tmp_path / "model")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        unmask.load(folder, require_tokenizer=True)
+    with pytest.raises(ValueError, match="damaged"):
+        unmask.load(folder)

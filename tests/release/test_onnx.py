@@ -32,7 +32,7 @@ from unmask import (
 from unmask.backbones.dit import LocalStart
 from unmask.config import from_json
 from unmask.diffusion.schedule import FromRate, Geometric
-from unmask.objectives import AnyObjective
+from unmask.objectives import AnyObjective, BlockDiffusion
 from unmask.release import export_onnx
 from unmask.release import onnx as onnx_module
 
@@ -288,6 +288,12 @@ def test_a_failed_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
         export_onnx(model(), file, overwrite=True)
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_blocks_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not for block diffusion"):
+        export_onnx(model(PLAIN, BlockDiffusion(block=2)), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def test_faults_are_told_in_a_visitors_words(page: Page) -> None:
         tried(holes)
         expect(told).to_contain_text("This is too long: the model takes 48 tokens at once.")
     tried("xyz<mask:3>")
-    expect(told).to_contain_text("This model does not know the character 'x': leave it out.")
+    expect(told).to_contain_text(
+        "This model does not know some characters ('x' 1, 'y' 1, 'z' 1): leave them out."
+    )
     for field, value, sentence in (
         ("n", "0", "Candidates must be a whole number from 1 to 16."),
         ("steps", "", "Steps must be a whole number from 1 to 4096."),

@@ -29,11 +29,11 @@ Out = Annotated[
 ]
 
 
-def load_model(folder: Path) -> LanguageModel:
+def load_model(folder: Path, require_tokenizer: bool = False) -> LanguageModel:
     """The model in a folder; torch is imported now, and not for the sake of help."""
     from unmask.release import load
 
-    return load(folder)
+    return load(folder, require_tokenizer=require_tokenizer)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def serve(
     service = Service(model.resolve().name, limits, rows, queue)
 
     def load() -> LanguageModel:
-        lm = load_model(model)
+        lm = load_model(model, require_tokenizer=True)
         set_dtype(lm, dtype)
         return lm
 

@@ -234,10 +234,8 @@ class LanguageModel:
                 raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask} where one is")
         else:
             if isinstance(template, str) and self.tokenizer is not None and self.reads_specials:
-                spelled = self.tokenizer.inner.id_to_token(
-                    self.vocab.mask
-                )  # as in [MASK]: a hole of one token
-                template = template.replace(spelled, "<mask>") if spelled else template
+                spelled = self.tokenizer.inner.id_to_token(self.vocab.mask)
+                template = template.replace(spelled, "<mask>") if spelled else template  # as in [MASK]
             ids = from_template(template, self._ids, self.vocab.mask)
         if not isinstance(n, int) or n < 1:
             raise ValueError(f"n must be at least 1; got {n!r}")
@@ -409,7 +407,14 @@ class LanguageModel:
                     raise ValueError(f"token id {i} is outside the vocabulary 0..{self.vocab.size - 1}")
             return ids
         if self.tokenizer is not None:
-            return self.tokenizer.encode(text, specials=self.reads_specials)
+            ids = self.tokenizer.encode(text, specials=self.reads_specials)
+            if self.vocab.mask in ids:
+                spelled = self.tokenizer.inner.id_to_token(self.vocab.mask)
+                raise ValueError(
+                    f"{text[:40]!r} spells the mask token {spelled}, which is written over; `infill` fills"
+                    " holes"
+                )
+            return ids
         if not all(word.isdecimal() for word in text.split()):
             raise ValueError(f"this model has no tokenizer: give token ids (as in '5 17 2'), not {text!r}")
         return self._ids([int(word) for word in text.split()])

@@ -50,7 +50,9 @@ LARGEST_TEXT = 64 << 20
 OURS = {CONFIG, WEIGHTS, TOKENIZER, huggingface.TOKENIZER_CONFIG, MANIFEST, CARD}
 
 
-def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> LanguageModel:
+def load(
+    folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None, *, require_tokenizer: bool = False
+) -> LanguageModel:
     """Read a model folder of ours or in a published layout (MDLM, BD3LM, LLaDA, Dream), ready to use.
 
     Folders of the transformers library (masked LMs; causal LMs, whose attention is opened) and GGUF files are
@@ -58,7 +60,8 @@ def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> 
 
     A name on the hub will do, as in `kuleshov-group/mdlm-owt`, and so will the folder of a finished run. The
     `tokenizer` is the one that is given, the folder's own, or that of GPT-2 if the model is from the hub
-    and its vocabulary is; without any, the model takes and gives ids.
+    and its vocabulary is; without any, the model takes and gives ids, or, if one is required, is refused
+    before its weights are read.
     """
     path = model_folder(folder)
     packed = huggingface.gguf_file(path)
@@ -74,6 +77,7 @@ def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> 
     config = read_object(path / CONFIG)
     if _is_foreign(config):
         found = huggingface.read_tokenizer(path)
+        _require(require_tokenizer, tokenizer or found[0], path)
         huggingface.check_sizes(config, read_stored(path), tokenizer or found[0], str(path))
         _verify(path, large)
         return huggingface.load(path, config, tokenizer, found)
@@ -86,6 +90,7 @@ def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> 
         tokenizer = Tokenizer.from_file(path / TOKENIZER)
     elif tokenizer is None and not Path(folder).exists() and model_config.vocab.size == GPT2 + 1:
         tokenizer = Tokenizer.from_hub("gpt2")  # which the authors of MDLM and BD3LM leave to be fetched
+    _require(require_tokenizer, tokenizer, path)
     check_tokenizer(tokenizer, model_config.vocab)
     _verify(path, large)
     weights = _converted(config, read_weights(path), path)[1]
@@ -95,6 +100,14 @@ def load(folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> 
         raise ValueError(f"{path / CONFIG} asks for a network that does not fit into memory") from None
     denoise.backbone.load_state_dict(weights, strict=False)
     return LanguageModel(denoise.eval(), tokenizer)
+
+
+def _require(required: bool, tokenizer: Tokenizer | None, path: Path) -> None:
+    if required and tokenizer is None:
+        raise ValueError(
+            f"the model {path.name} has no tokenizer.json, and a server reads and writes text:"
+            " put the tokenizer of its training beside the weights"
+        )
 
 
 def _converted(
@@ -112,7 +125,7 @@ def _expected(config: ModelConfig, held: Mapping[str, Tensor], path: Path) -> di
     """The tensors of a network that has no more layers than the file; it is not built."""
     if isinstance(config.backbone, DiTConfig):
         check_depth(config.backbone.depth, held, str(path))
-        return shapes(config.backbone, config.vocab, str(path))
+        return shapes(config.backbone, config.vocab, held, str(path))
     return huggingface.shapes(config.backbone, config.vocab, held, str(path))
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
@@ -109,10 +110,45 @@ def check_depth(depth: int, weights: Mapping[str, Tensor], where: str) -> None:
         )
 
 
-def shapes(backbone: DiTConfig, vocab: Vocab, where: str) -> dict[str, torch.Size]:
-    """The tensors of a network, without the memory and the time for them: its blocks are all alike."""
+class _ShapesOnly(TorchFunctionMode):
+    """Networks built here have weights on the device `meta`, without numbers, which nobody draws.
+
+    Under `torch.device("meta")` all that is computed on the way is there too, and that imports torch's
+    compiler, which takes longer than all the rest of loading.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (torch.empty, torch.zeros):
+            return func(*args, **{**named, "device": "meta"})
+        filled = args[0] if args else named.get("tensor")
+        if isinstance(filled, Tensor) and filled.is_meta and func.__name__ in _FILLING:
+            return filled
+        return func(*args, **named)
+
+
+_FILLING = frozenset(
+    ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_", "zero_", "fill_", "copy_")
+)
+
+
+def shapes(
+    backbone: DiTConfig, vocab: Vocab, weights: Mapping[str, Tensor], where: str
+) -> dict[str, torch.Size]:
+    """The tensors of a network, without the memory and the time for them: its blocks are all alike.
+
+    A network whose embedding alone has more numbers than the `weights` is refused before anything is made.
+    """
+    held = sum(tensor.numel() for tensor in weights.values())
+    if vocab.size * backbone.width > held:
+        raise ValueError(
+            f"{where}: config.json asks for {vocab.size:,} tokens of width {backbone.width:,}, and the"
+            f" weights are {held:,} numbers"
+        )
     try:
-        with torch.device("meta"):
+        with _ShapesOnly():
             network = replace(backbone, depth=1).build(vocab)
     except RuntimeError:  # the number of elements of a tensor does not fit into 64 bits
         raise ValueError(f"{where}: config.json asks for a network that no memory can hold") from None

@@ -146,7 +146,7 @@ def fused(
     weights: Mapping[str, Tensor], names: Names, backbone: DiTConfig, vocab: Vocab, where: str
 ) -> dict[str, Tensor]:
     """The tensors of our network from published ones."""
-    expected = shapes(backbone, vocab, where)
+    expected = shapes(backbone, vocab, weights, where)
     ours = renamed(weights, _table(names, backbone), _split_shapes(backbone, expected), where, names.kind)
     for i in range(backbone.depth):
         block = f"blocks.{i}"

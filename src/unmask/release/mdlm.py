@@ -92,7 +92,7 @@ def converted(
     for i in range(depth):
         names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
     stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
-    ours = renamed(stripped, names, shapes(backbone, vocab, where), where, "an MDLM", IGNORED)
+    ours = renamed(stripped, names, shapes(backbone, vocab, weights, where), where, "an MDLM", IGNORED)
     if timed:
         return ModelConfig(vocab, backbone, objective, tells_sigma=True), ours
     plain = replace(backbone, time=None)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from unmask.backbones.huggingface import HuggingFace
 from unmask.config import to_json
 from unmask.data.folders import replacing_file
-from unmask.diffusion.process import LeftToRight
+from unmask.diffusion.process import BlockMasking, LeftToRight
 from unmask.model import Denoiser, LanguageModel
 from unmask.types import LogX, Times, Tokens
 
@@ -67,6 +67,10 @@ def export_onnx(model: LanguageModel, path: str | os.PathLike[str], *, overwrite
         raise ValueError(
             "ONNX export is for networks of unmask's; write those of transformers with published=True, for"
             " its own exporters"
+        )
+    if isinstance(model.denoise.process, BlockMasking):
+        raise ValueError(
+            "ONNX export is not for block diffusion: a graph of one call holds no cache of finished blocks"
         )
     metadata = _metadata(model.denoise)
     size = 4 * sum(parameter.numel() for parameter in model.denoise.parameters())

@@ -130,8 +130,7 @@ class Service:
             model = load()
             if model.tokenizer is None:
                 raise ValueError(
-                    f"the model {self.name} has no tokenizer.json, and a server reads and writes text:"
-                    " put the tokenizer of its training beside the weights"
+                    f"the model {self.name} has no tokenizer, and a server reads and writes text"
                 )
             self._wording = Wording(model.tokenizer, model.vocab.mask)
             return model

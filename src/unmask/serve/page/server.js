@@ -32,8 +32,8 @@ const SENTENCES = {
 export function sentence(status, { message = "", type, param, code } = {}) {
   const own = [status, type, code, param].map((key) => SENTENCES[key]).find(Boolean);
   if (own) return own();
-  const [, character] = message.match(/^the character (.+) is not in the tokenizer's alphabet/) || [];
-  if (character) return `This model does not know the character ${character}: leave it out. The examples show what the model reads.`;
+  const [, characters] = message.match(/unknown to the tokenizer \((.+?)\) and cannot be written/) || [];
+  if (characters) return `This model does not know some characters (${characters}): leave them out. The examples show what the model reads.`;
   return message ? `${capital(message).replace(/[.]$/, "")}.` : `The server answered with the status ${status}.`;
 }
 
