@@ -19,8 +19,12 @@ from judges import write_judge
 from unmask.cli import main
 
 SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 evaluate_rows=8"
-HUB = ("GSAI-ML/LLaDA-8B-Base", "google-bert/bert-base-uncased")
-"""Names that only the hub knows."""
+HUB = {
+    "GSAI-ML/LLaDA-8B-Base": "GSAI-ML/LLaDA-8B-Base",
+    "google-bert/bert-base-uncased": "google-bert/bert-base-uncased",
+    "eval runs/demo/model paper": "ptb:validation",
+}
+"""What only the hub has, and what is said of it where there is no network."""
 LATER = ("make", "pip", "source", "curl", "pre-commit")
 """Programs whose lines have tests of their own, or install something."""
 
@@ -31,7 +35,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     (folder / "my_texts").mkdir()
     shutil.copy(ROOT / "CONTRIBUTING.md", folder)
-    for name in ("my_texts/one.txt", "my_test.txt", "notes.txt"):
+    for name in ("my_texts/one.txt", "my_test.txt", "my_text.txt", "notes.txt"):
         shutil.copy(ROOT / "CONTRIBUTING.md", folder / name)
     shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
     pairs = [{"prompt": f"{n} + 1 =", "answer": f" {n + 1}"} for n in range(60)]
@@ -67,14 +71,15 @@ def test_every_command_runs(
     shutil.copytree(reader, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr("unmask.data.hub.reachable", lambda *_: False)  # nobody is to fetch 16 GB here
     (folder / ".local/share/bash-completion/completions").mkdir(parents=True)
     (folder / ".config/fish/completions").mkdir(parents=True)
     for example in _session(document):
         for command in example.commands:
             code, out, err = _carried_out(command, folder, monkeypatch, capsys)
-            if any(name in command for name in HUB):
-                assert code == 2, command
-                assert any(name in err for name in HUB), err
+            absent = next((told for name, told in HUB.items() if name in command), None)
+            if absent is not None:
+                assert (code, absent in err) == (2, True), (command, err)
             else:
                 assert code == 0, (example.where, command, err)
                 assert out or ">" in command, (example.where, command)
@@ -100,7 +105,7 @@ def _carried_out(
     if words[:2] == ["python", "-m"]:
         return _known_options(words[2], words[3:])
     command = _quickly(command)
-    if words[0] != "unmask" or any(mark in command for mark in ("$(", " > ", " | ")):
+    if words[0] != "unmask" or any(mark in command for mark in ("$(", " < ", " > ", " | ")):
         done = in_shell(command, folder)
         return done.returncode, done.stdout, done.stderr
     monkeypatch.setattr(sys, "argv", shlex.split(command))
