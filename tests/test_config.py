@@ -17,6 +17,8 @@ from unmask.config import from_json, override, to_json
 from unmask.diffusion.schedule import AnySchedule, Cosine, FromRate, LogLinear
 from unmask.diffusion.times import AnyTimes, PiecewiseTimes, PowerTimes, UniformTimes
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective
+from unmask.training.loop import Training
+from unmask.training.trackers import TensorBoard
 
 WRITABLE = [schedule() for schedule in get_args(AnySchedule) if schedule is not FromRate]
 PROPOSALS: list[AnyTimes] = [UniformTimes(), PowerTimes(3.5), PiecewiseTimes((1.0, 2.5))]
@@ -334,3 +336,8 @@ def test_any_text_is_a_change_or_told_to_be_none(text: str) -> None:
     for start in ("", "part.", "part.share=", "objective=", "part.pair="):
         with contextlib.suppress(ValueError):
             assert isinstance(override(Whole(), start + text), Whole)
+
+
+@pytest.mark.parametrize("value", ['["TensorBoard"]', "TensorBoard", '[{"kind": "TensorBoard"}]'])
+def test_names_of_kinds_stand_for_their_defaults_in_lists_too(value: str) -> None:
+    assert override(Training(), f"trackers={value}").trackers == (TensorBoard(),)

@@ -18,7 +18,8 @@ SHOWN = [example for example in in_documents() if example.output is not None]
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of somebody who has just run `make demo`, and what that printed."""
     folder = tmp_path_factory.mktemp("reader")
-    shutil.copy(ROOT / "CONTRIBUTING.md", folder)
+    shutil.copy(ROOT / "LICENSE", folder)
+    (folder / ".judge").symlink_to(ROOT / ".judge")
     return folder, demo(folder)
 
 

@@ -38,9 +38,15 @@ def to_json(value: Any) -> JSON:
 
 
 def from_json(kind: Any, data: JSON, where: str = "config") -> Any:
-    """An object of type `kind` (a dataclass, a union of them, or a plain type)."""
+    """An object of type `kind` (a dataclass, a union of them, or a plain type).
+
+    The bare name of a dataclass stands for all its defaults.
+    """
     options = _options(kind)
     parts = [option for option in options if dataclasses.is_dataclass(option)]
+    named = {_name(part): part for part in parts}
+    if isinstance(data, str) and data in named:
+        data = _defaults(named[data])
     if parts and isinstance(data, dict):
         return _part(parts, data, where)
     for option in options:
@@ -55,8 +61,7 @@ def from_json(kind: Any, data: JSON, where: str = "config") -> Any:
         if isinstance(option, type) and type(data) is option:
             return data
     expected = " or ".join("None" if option is types.NoneType else _name(option) for option in options)
-    names = [_name(part) for part in parts]
-    hint = did_you_mean(data, names) if isinstance(data, str) and data not in names else ""
+    hint = did_you_mean(data, named) if isinstance(data, str) else ""
     raise ValueError(f"{where} must be {expected}; got {_shown(data)}{hint}")
 
 
@@ -105,7 +110,7 @@ def _change(kind: Any, node: JSON, change: str) -> None:
         node, where = node.get(name), f"{where}.{name}".strip(".")
     kind = _field_type(kind, node, last, where)
     parts = {_name(option): option for option in _options(kind) if dataclasses.is_dataclass(option)}
-    if text in parts:
+    if text in parts:  # whatever it still lacks may come with the next change
         node[last] = _defaults(parts[text])
     else:
         node[last] = to_json(from_json(kind, _data(kind, text), path))
