@@ -212,13 +212,14 @@ def gumbel_choice(weights: Tensor) -> Tensor:
 def fill(model: Textbook, z: Tensor, steps: int, only: int | None = None) -> Tensor:
     """Ancestral sampling of all masks in z [B, L]; a call is saved if no row changed in the step before.
 
-    `only` as many of the steps, to be timed: what is still hidden then stays so.
+    `only` as many of the steps, to be timed: what is still hidden then stays so. Probabilities are float32,
+    as autocast makes them on a GPU: in bfloat16 this draw would reveal next to nothing.
     """
     times = torch.linspace(1, 1e-5, steps + 1)
     weights: Tensor | None = None
     for t, s in islice(pairwise(times), only):
         if weights is None:
-            weights = model(z).exp()
+            weights = model(z).float().exp()
         reveal = weights * (t - s)
         reveal[:, :, model.mask] = s
         drawn = gumbel_choice(reveal)

@@ -99,6 +99,14 @@ def test_sampling_fills_every_hole_and_keeps_the_rest() -> None:
     assert bool((slide(textbook, 1, 24, 6, steps=3) != textbook.mask).all())
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_many_steps_reveal_at_the_right_rate_in_both_precisions(bf16: bool) -> None:
+    """Numbers drawn in bfloat16 would reveal hardly anything, and calls be saved for it."""
+    textbook, _ = pair(SIZE, bf16=bf16)
+    begun = fill(textbook, torch.full((64, SIZE.length), textbook.mask), steps=500, only=50)
+    assert abs(float((begun == textbook.mask).double().mean()) - 0.9) < 0.04
+
+
 def test_some_of_the_steps_are_the_first_of_all_and_end_there() -> None:
     textbook, _ = pair(SIZE)
     calls: list[int] = []
