@@ -52,7 +52,8 @@ def mixed(url: str, clients: int, count: int, seconds: float = 10.0, seed: int =
     of at most `seconds`; every second client of each kind goes away before its answers, and so half of the
     short requests are never answered."""
     result, lock, over = Mixed(clients), threading.Lock(), threading.Event()
-    left = {leaves: iter(range(int(leaves), count, 2)) for leaves in (False, True)}
+    leaving = sorted({_leaves(number) for number in range(clients) if _kind(number) == "short"})
+    left = {leaves: iter(range(first, count, len(leaving))) for first, leaves in enumerate(leaving)}
 
     def ask(kind: str, patience: float | None, number: int) -> None:
         body = {**(SHORT if kind == "short" else {**LONG, "timeout": seconds}), "seed": number}
@@ -66,8 +67,7 @@ def mixed(url: str, clients: int, count: int, seconds: float = 10.0, seed: int =
 
     def client(number: int) -> None:
         chance = random.Random(seed * 1000 + number)
-        kind = "long" if number % 4 == 0 else "short"
-        leaves = number // 4 % 2 == 1
+        kind, leaves = _kind(number), _leaves(number)
         while not over.is_set():
             with lock:
                 following = next(left[leaves], None) if kind == "short" else chance.randrange(1 << 30)
@@ -77,6 +77,16 @@ def mixed(url: str, clients: int, count: int, seconds: float = 10.0, seed: int =
 
     _run(url, result, [lambda number=number: client(number) for number in range(clients)], over)  # type: ignore[misc]
     return result
+
+
+def _kind(number: int) -> str:
+    """What a client asks for: every fourth long texts."""
+    return "short" if number % 4 else "long"
+
+
+def _leaves(number: int) -> bool:
+    """Whether a client goes away before its answers: every other four do."""
+    return number // 4 % 2 == 1
 
 
 def _run(url: str, result: Mixed, clients: list[Callable[[], None]], over: threading.Event) -> None:

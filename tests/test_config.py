@@ -141,8 +141,8 @@ def test_an_unknown_field_says_where_and_what_was_meant() -> None:
         ({"kind": "MDLM", "steps": True}, r"config\.steps must be int or None; got True"),
         ({"kind": "MDLM", "zero_masking": 1}, r"config\.zero_masking must be bool; got 1"),
         (
-            {"kind": "MDLM", "schedule": "LogLinear"},
-            r"config\.schedule must be LogLinear or .*; got 'LogLinear'",
+            {"kind": "MDLM", "schedule": "LogLinar"},
+            r"config\.schedule must be LogLinear or .*; got 'LogLinar' \(did you mean LogLinear\?\)",
         ),
         (
             {"kind": "SEDD", "schedule": {"kind": "Cosine", "eps": "x"}},

@@ -143,7 +143,7 @@ def test_a_model_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
         (tmp_path / "large" / name).write_bytes((folder / name).read_bytes())
     config = (folder / "config.json").read_text().replace('"width": 32', '"width": 40000000000')
     (tmp_path / "large" / "config.json").write_text(config)
-    assert "asks for a network that no memory can hold" in refused(str(tmp_path / "large"), "--port", "0")
+    assert "tokens of width 40,000,000,000" in refused(str(tmp_path / "large"), "--port", "0")
 
 
 def test_the_token_may_come_from_the_environment(folder: Path) -> None:
