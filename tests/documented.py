@@ -93,7 +93,9 @@ def differs(shown: str, printed: str, exactly: bool) -> str | None:
         return wrong or (
             None if len(steady(shown)) == len(steady(printed)) else "the numbers of lines differ"
         )
-    for one, other in zip(PAIR.finditer(shown), PAIR.finditer(printed), strict=False):
+    if len(PAIR.findall(shown)) != len(PAIR.findall(printed)):
+        return "the numbers of figures differ"
+    for one, other in zip(PAIR.finditer(shown), PAIR.finditer(printed), strict=True):
         (a, da), (b, db) = ([float(n.replace(",", "")) for n in found.groups()] for found in (one, other))
         if abs(a - b) > 5 * (da**2 + db**2) ** 0.5 + 0.03 * a:
             return f"{one[0]} is shown, {other[0]} printed"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from documented import BIN, ROOT, Example, demo_commands, in_documents, in_help, in_shell
+from documented import BIN, ROOT, Example, demo_commands, differs, in_documents, in_help, in_shell
 from judges import write_judge
 from unmask.cli import main
 
@@ -219,3 +219,14 @@ def test_the_package_says_who_made_it_and_where_it_runs() -> None:
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
     assert project["classifiers"] == sorted(project["classifiers"])
     assert not any(name.startswith("License ::") for name in project["classifiers"])  # the expression says it
+
+
+def test_outputs_are_compared_to_the_letter_or_within_their_errors() -> None:
+    """Times do not count; on a machine that rounds otherwise, figures may differ by their errors."""
+    shown = "text  nats  seconds\na  5.00 ± 0.02  1.5\n"
+    assert differs(shown, shown.replace("1.5", "2.5"), exactly=True) is None
+    assert differs(shown, shown.replace("5.00", "5.01"), exactly=True) is not None
+    assert differs(shown, shown + "more\n", exactly=True) is not None
+    assert differs(shown, shown.replace("5.00", "5.10"), exactly=False) is None
+    assert differs(shown, shown.replace("5.00", "6.00"), exactly=False) is not None
+    assert differs(shown, "", exactly=False) is not None
