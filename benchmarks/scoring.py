@@ -16,17 +16,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import RandomText, Result, fast_pair, side_by_side
-from benchmarks.quality import train
-from benchmarks.textbook import Size, score
+from benchmarks.side_by_side import RandomTokens, Result, fastest_pair, time_alternating
+from benchmarks.textbook import ModelSize, nll_estimates
+from benchmarks.time_to_quality import train
 from unmask import MDLM, LanguageModel
-from unmask.data.corpus import prepare
-from unmask.data.loader import Loader, Wrapped
-from unmask.evaluation.likelihood import score_rows
+from unmask.data.corpus.corpus import prepare
+from unmask.data.loader.loader import Loader, Wrapped
 from unmask.experiment import Experiment
+from unmask.likelihood.estimate import score_corpus
 from unmask.recipes import stdlib_tiny, text8_tiny
 
-WINDOWS, PASSES, DRAWS, WANTED = 16, 50, 2, 0.01
+WINDOWS, PASSES, DRAWS, TARGET_ERROR = 16, 50, 2, 0.01
 
 
 @dataclass(frozen=True)
@@ -34,39 +34,41 @@ class Case:
     """A network to be timed, and what is learned in a few steps to know the variance."""
 
     name: str
-    size: Size
+    size: ModelSize
     experiment: Experiment
     steps: int
 
 
-def words() -> Case:
+def word_case() -> Case:
     """GPT-2's vocabulary; the variance is that of 4,096 pieces of words."""
-    return Case("V = 50,258, 8 x 512", Size(50_258, depth=8, width=512, length=128), stdlib_tiny(), 300)
+    return Case("V = 50,258, 8 x 512", ModelSize(50_258, depth=8, width=512, length=128), stdlib_tiny(), 300)
 
 
-def characters() -> Case:
+def byte_case() -> Case:
     """Bytes."""
     experiment = replace(text8_tiny(), sources=("stdlib",), tokenizer="bytes")
-    return Case("bytes, 4 x 256", Size(257, depth=4, width=256, length=256, heads=4), experiment, 200)
+    return Case("bytes, 4 x 256", ModelSize(257, depth=4, width=256, length=256, heads=4), experiment, 200)
 
 
-def measured(case: Case, groups: int = 3) -> Result:
+def measure_scoring(case: Case, groups: int = 3) -> Result:
     """Seconds for `WINDOWS` windows of Python's standard library to 1 %, each group with draws of its own."""
     theirs, ours = _variances(case, groups)
-    text = RandomText.of(WINDOWS * case.size.length, case.size.vocab)
+    text = RandomTokens.generate(WINDOWS * case.size.length, case.size.vocab)
     windows = torch.from_numpy(text.ids).view(WINDOWS, -1)
-    textbook, precision, model = fast_pair(
-        case.size, lambda textbook: score(textbook, windows, draws=1, batch=WINDOWS)
+    textbook, precision, model = fastest_pair(
+        case.size, lambda textbook: nll_estimates(textbook, windows, draws=1, batch=WINDOWS)
     )
     loader = Loader(text, Wrapped(case.size.length), WINDOWS)
 
     def own() -> None:
-        with model.inference():
-            score_rows(model.denoise, model.objective, loader, None, None, replicates=DRAWS, seed=0)
+        with model.inference_mode():
+            score_corpus(model.denoiser, model.objective, loader, None, None, replicates=DRAWS, seed=0)
 
-    seconds = side_by_side(lambda: score(textbook, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups)
+    seconds = time_alternating(
+        lambda: nll_estimates(textbook, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups
+    )
     slow, fast = (
-        tuple(variance / WANTED**2 * time / DRAWS for variance, time in zip(variances, times, strict=True))
+        tuple(variance / TARGET_ERROR**2 * time / DRAWS for variance, time in zip(variances, times, strict=True))
         for variances, times in zip((theirs, ours), seconds, strict=True)
     )
     apart = sum(theirs) / sum(ours)
@@ -78,31 +80,31 @@ def _variances(case: Case, groups: int) -> tuple[list[float], list[float]]:
     """Of a pass, relative to the squared nats: a coin for each token as in the textbook, and our way."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = case.experiment
-        corpus = prepare(experiment.sources, Path(folder), experiment.tokenizer, experiment.options)
+        corpus = prepare(experiment.sources, Path(folder), experiment.tokenizer, experiment.prepare)
         model, _ = train(experiment, corpus, 0, seed=0, steps=case.steps)
         loader = Loader(corpus.splits["valid"], Wrapped(experiment.layout.length), WINDOWS)
-        batch = loader.in_order(0, WINDOWS, of=WINDOWS)
+        batch = loader.sequential_batch(0, WINDOWS, num_windows=WINDOWS)
         assert isinstance(model.objective, MDLM)
-        coins = replace(model.objective, exact_counts=False)
+        coins = replace(model.objective, exact_mask_counts=False)
 
         def by_coins(group: int) -> float:
             generator = torch.Generator().manual_seed(group)
-            nats = [float(coins.token_nll(model.denoise, batch, generator).sum()) for _ in range(PASSES)]
+            nats = [float(coins.token_nll(model.denoiser, batch, generator).sum()) for _ in range(PASSES)]
             return float(torch.tensor(nats).double().var() / torch.tensor(nats).double().mean() ** 2)
 
         def our_way(group: int) -> float:
-            found = score_rows(model.denoise, model.objective, loader, None, WINDOWS, PASSES, seed=group)
+            found = score_corpus(model.denoiser, model.objective, loader, None, WINDOWS, PASSES, seed=group)
             return PASSES * (found.standard_error / found.nats_per_token) ** 2
 
-        return _each(model, by_coins, groups), _each(model, our_way, groups)
+        return _repeat(model, by_coins, groups), _repeat(model, our_way, groups)
 
 
-def _each(model: LanguageModel, variance: Callable[[int], float], groups: int) -> list[float]:
-    with model.inference():
+def _repeat(model: LanguageModel, variance: Callable[[int], float], groups: int) -> list[float]:
+    with model.inference_mode():
         return [variance(group) for group in range(groups)]
 
 
 if __name__ == "__main__":
-    for case in (words(), characters()):
-        result = measured(case)
-        print(result.work, result.textbook, result.ours, result.ratios, result.note, sep="\n  ", flush=True)
+    for case in (word_case(), byte_case()):
+        result = measure_scoring(case)
+        print(result.work, result.baseline, result.ours, result.ratios, result.note, sep="\n  ", flush=True)

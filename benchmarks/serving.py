@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.mixed import mixed
+from benchmarks.mixed_load import run_mixed_load
 from unmask import LanguageModel, Tokenizer, save
 from unmask.recipes import RECIPES
 
@@ -36,9 +36,9 @@ PROMPTS = ("def main():", "import os\n", "class Reader:\n    ", "for line in ", 
 
 
 @contextmanager
-def server(model: str) -> Iterator[tuple[str, int]]:
+def running_server(model: str) -> Iterator[tuple[str, int]]:
     """A server of its own, its address and its process."""
-    command = [sys.executable, "-m", "unmask", "serve", model, "--port", "0", "--queue", "4096"]
+    command = [sys.executable, "-m", "unmask", "serve", model, "--port", "0", "--max-queue", "4096"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     found = re.search(r"http://\S+?(?=/)", process.stderr.readline())
@@ -47,7 +47,7 @@ def server(model: str) -> Iterator[tuple[str, int]]:
     reading = threading.Thread(target=process.stderr.read, daemon=True)
     reading.start()
     try:
-        while _status(found[0]) != 200:
+        while _ready_status(found[0]) != 200:
             time.sleep(0.1)
         yield found[0], process.pid
     finally:
@@ -57,14 +57,14 @@ def server(model: str) -> Iterator[tuple[str, int]]:
         process.stderr.close()
 
 
-def _status(url: str) -> int:
+def _ready_status(url: str) -> int:
     try:
         return httpx.get(f"{url}/ready").status_code
     except httpx.TransportError:
         return 0
 
 
-def requests(count: int, seed: int, lengths: Sequence[int] = (8, 16, 24)) -> list[dict[str, Any]]:
+def make_requests(count: int, seed: int, lengths: Sequence[int] = (8, 16, 24)) -> list[dict[str, Any]]:
     """Completions of different lengths, samplers and steps."""
     chance = random.Random(seed)
     return [
@@ -80,7 +80,7 @@ def requests(count: int, seed: int, lengths: Sequence[int] = (8, 16, 24)) -> lis
     ]
 
 
-def load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
+def run_load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
     """Tokens a second, each request's seconds, and the texts."""
     place, opened = threading.local(), list[http.client.HTTPConnection]()
 
@@ -105,7 +105,7 @@ def load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, l
     return tokens / spent, [seconds for seconds, _ in done], [text for _, text in done]
 
 
-def disturbed(url: str, pid: int, count: int, clients: int) -> list[float]:
+def memory_under_disconnects(url: str, pid: int, count: int, clients: int) -> list[float]:
     """Megabytes that the server holds after each tenth of the requests; half of the clients soon leave."""
     sizes = []
     chance = random.Random(1)
@@ -117,7 +117,7 @@ def disturbed(url: str, pid: int, count: int, clients: int) -> list[float]:
 
     for part in range(10):
         with ThreadPoolExecutor(clients) as pool:
-            list(pool.map(one, requests(count // 10, seed=part)))
+            list(pool.map(one, make_requests(count // 10, seed=part)))
         sizes.append(_megabytes(pid))
     return sizes
 
@@ -132,18 +132,14 @@ def _megabytes(pid: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "model", nargs="?", help="a model folder; else one like the demo's, with random weights"
-    )
+    parser.add_argument("model", nargs="?", help="a model folder; else one like the demo's, with random weights")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--lengths", type=int, nargs="+", default=(8, 16, 24), help="tokens to write")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", type=int, default=2000, help="requests of the memory test")
     parser.add_argument("--mixed", type=int, default=5000, help="short requests of the mixed load")
-    parser.add_argument(
-        "--crowds", type=int, nargs="+", default=(16, 64, 256), help="clients of the mixed load"
-    )
+    parser.add_argument("--crowds", type=int, nargs="+", default=(16, 64, 256), help="clients of the mixed load")
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     asked = parser.parse_args()
     if asked.quick:
@@ -153,14 +149,14 @@ def main() -> None:
         model = asked.model or f"{folder}/model"
         if not asked.model:
             recipe = RECIPES["stdlib-tiny"]()
-            save(LanguageModel.new(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
-        with server(model) as (url, pid):
-            wanted = requests(asked.requests, 0, asked.lengths)
-            load(url, wanted[:8], 1)
+            save(LanguageModel.from_config(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
+        with running_server(model) as (url, pid):
+            wanted = make_requests(asked.requests, 0, asked.lengths)
+            run_load(url, wanted[:8], 1)
             ratios = []
             for _ in range(asked.repeats):
-                alone, _, texts = load(url, wanted, 1)
-                crowd, seconds, same = load(url, wanted, asked.clients)
+                alone, _, texts = run_load(url, wanted, 1)
+                crowd, seconds, same = run_load(url, wanted, asked.clients)
                 ratios.append(crowd / alone)
                 agree = statistics.mean(a == b for a, b in zip(texts, same, strict=True))
                 print(
@@ -171,13 +167,11 @@ def main() -> None:
                 )
             print(f"ratio {statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
             if asked.memory:
-                sizes = disturbed(url, pid, asked.memory, asked.clients)
-                print(
-                    f"memory over {asked.memory:,} requests, MB: {' '.join(f'{size:.0f}' for size in sizes)}"
-                )
+                sizes = memory_under_disconnects(url, pid, asked.memory, asked.clients)
+                print(f"memory over {asked.memory:,} requests, MB: {' '.join(f'{size:.0f}' for size in sizes)}")
             for clients in asked.crowds if asked.mixed else ():
-                found = mixed(url, clients, asked.mixed // len(asked.crowds), 1.0 if asked.quick else 10.0)
-                print(found.told(_megabytes(pid)), flush=True)
+                found = run_mixed_load(url, clients, asked.mixed // len(asked.crowds), 1.0 if asked.quick else 10.0)
+                print(found.summary(_megabytes(pid)), flush=True)
 
 
 if __name__ == "__main__":

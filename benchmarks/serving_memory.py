@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.serving import _megabytes, server
+from benchmarks.serving import _megabytes, running_server
 from unmask import LanguageModel, Tokenizer, save
 from unmask.recipes import RECIPES
 
@@ -40,7 +40,7 @@ WORDS = (
 )
 
 
-def request(number: int, seed: int = 0) -> tuple[str, dict[str, Any]]:
+def make_request(number: int, seed: int = 0) -> tuple[str, dict[str, Any]]:
     """A short request, whose shape follows from its number."""
     chance = random.Random(f"{seed} {number}")
     text = " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 24)))
@@ -57,7 +57,7 @@ def request(number: int, seed: int = 0) -> tuple[str, dict[str, Any]]:
     return f"/v1/{kind}", {**body, "steps": steps, "seed": number}
 
 
-def ask(url: str, numbers: range, clients: int) -> tuple[float, dict[int, int]]:
+def run_requests(url: str, request_ids: range, clients: int) -> tuple[float, dict[int, int]]:
     """The seconds that so many requests took, and how many had which status."""
     place, statuses, opened = threading.local(), dict[int, int](), list[http.client.HTTPConnection]()
 
@@ -65,7 +65,7 @@ def ask(url: str, numbers: range, clients: int) -> tuple[float, dict[int, int]]:
         if not hasattr(place, "connection"):
             place.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=300)
             opened.append(place.connection)
-        path, body = request(number)
+        path, body = make_request(number)
         place.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         answer = place.connection.getresponse()
         answer.read()
@@ -73,35 +73,31 @@ def ask(url: str, numbers: range, clients: int) -> tuple[float, dict[int, int]]:
 
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        for status in pool.map(one, numbers):
+        for status in pool.map(one, request_ids):
             statuses[status] = statuses.get(status, 0) + 1
     for connection in opened:
         connection.close()
     return time.perf_counter() - start, statuses
 
 
-def measured(model: str, count: int, clients: int) -> list[float]:
+def measure_memory(model: str, count: int, clients: int) -> list[float]:
     """Megabytes when the model is ready, and after each tenth of the requests; printed as they come."""
-    with server(model) as (url, pid):
+    with running_server(model) as (url, pid):
         sizes = [_megabytes(pid)]
         print(f"ready: {sizes[0]:.0f} MB", flush=True)
         for part in range(10):
-            seconds, statuses = ask(url, range(part * count // 10, (part + 1) * count // 10), clients)
+            seconds, statuses = run_requests(url, range(part * count // 10, (part + 1) * count // 10), clients)
             sizes.append(_megabytes(pid))
             told = ", ".join(f"{many} x {status}" for status, many in sorted(statuses.items()))
             pace = sum(statuses.values()) / seconds
-            print(
-                f"{(part + 1) * count // 10:,}: {sizes[-1]:.0f} MB, {pace:.0f} a second ({told})", flush=True
-            )
+            print(f"{(part + 1) * count // 10:,}: {sizes[-1]:.0f} MB, {pace:.0f} a second ({told})", flush=True)
     return sizes
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "model", nargs="?", help="a model folder; else one like the demo's, with random weights"
-    )
+    parser.add_argument("model", nargs="?", help="a model folder; else one like the demo's, with random weights")
     parser.add_argument("--requests", type=int, default=12_000)
     parser.add_argument("--clients", type=int, default=8)
     asked = parser.parse_args()
@@ -109,8 +105,8 @@ def main() -> None:
         model = asked.model or f"{folder}/model"
         if not asked.model:
             recipe = RECIPES["stdlib-tiny"]()
-            save(LanguageModel.new(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
-        sizes = measured(model, asked.requests, asked.clients)
+            save(LanguageModel.from_config(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
+        sizes = measure_memory(model, asked.requests, asked.clients)
         print(f"largest {max(sizes) / sizes[0]:.2f} times the start")
 
 

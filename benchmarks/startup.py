@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import timed
+from benchmarks.side_by_side import time_once
 from unmask import MDLM, DiTConfig, LanguageModel, Tokenizer, save
 
 
@@ -22,11 +22,11 @@ class Startup:
     help: tuple[float, ...]
 
 
-def measured(repeats: int = 5) -> Startup:
+def measure_startup(repeats: int = 5) -> Startup:
     """`unmask sample` on a 2 x 64 model, one token; the first run, which reads the files, is not counted."""
     with tempfile.TemporaryDirectory() as folder:
-        backbone = DiTConfig(width=64, depth=2, heads=2, length=64)
-        save(LanguageModel.new(backbone, MDLM(), Tokenizer.bytes()), Path(folder) / "model")
+        backbone = DiTConfig(width=64, depth=2, heads=2, max_length=64)
+        save(LanguageModel.from_config(backbone, MDLM(), Tokenizer.bytes()), Path(folder) / "model")
         commands = {
             "sample": ["-m", "unmask", "sample", f"{folder}/model", "--length", "1", "--steps", "1"],
             "torch": ["-c", "import torch"],
@@ -35,7 +35,7 @@ def measured(repeats: int = 5) -> Startup:
         found: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(repeats + 1):
             for name, arguments in commands.items():
-                found[name].append(timed(partial(_run, arguments)))
+                found[name].append(time_once(partial(_run, arguments)))
     return Startup(**{name: tuple(times[1:]) for name, times in found.items()})
 
 
@@ -44,4 +44,4 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(measured())
+    print(measure_startup())

@@ -7,7 +7,7 @@ instructions; benchmarks take the faster of the two (`measure.fast_pair`).
 Everything is computed everywhere: a network modulated by a time embedding that is a constant, logits of all
 positions over the whole vocabulary, SUBS by writing into them, Gumbel noise for every token of every position
 at every step, and a cache that helps only if no row of the batch changed. The losses are those of `unmask`
-(tests/benchmarks/test_textbook.py), so that nothing but speed differs.
+(tests/benchmarks/test_mdlm_reference.py), so that nothing but speed differs.
 
 Parameters have the published names: weights go to `unmask` and back through the published layout.
 """
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CONDITION = 128
+COND_DIM = 128
 EPS = 1e-3
 """The log-linear schedule's: alpha(t) = 1 - (1 - EPS) t."""
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """A network and its vocabulary; the mask is the last of `vocab` ids."""
 
     vocab: int
@@ -45,7 +45,7 @@ class Size:
             "vocab_size": self.vocab,
             "model_length": self.length,
             "hidden_dim": self.width,
-            "cond_dim": CONDITION,
+            "cond_dim": COND_DIM,
             "n_blocks": self.depth,
             "n_heads": self.heads,
             "dropout": 0.0,
@@ -53,10 +53,10 @@ class Size:
         }
 
 
-class TimeMap(nn.Module):
+class TimestepEmbedder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(256, CONDITION), nn.SiLU(), nn.Linear(CONDITION, CONDITION))
+        self.mlp = nn.Sequential(nn.Linear(256, COND_DIM), nn.SiLU(), nn.Linear(COND_DIM, COND_DIM))
 
     def forward(self, sigma: Tensor) -> Tensor:
         frequency = torch.exp(-math.log(10_000) * torch.arange(128) / 128)
@@ -65,7 +65,7 @@ class TimeMap(nn.Module):
         return out
 
 
-class Norm(nn.Module):
+class LayerNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -74,7 +74,7 @@ class Norm(nn.Module):
         return F.layer_norm(x.float(), self.weight.shape) * self.weight
 
 
-def zeros(inputs: int, outputs: int) -> nn.Linear:
+def zero_linear(inputs: int, outputs: int) -> nn.Linear:
     """Blocks start as the identity and predictions as uniform: gates and head are zero."""
     linear = nn.Linear(inputs, outputs)
     nn.init.zeros_(linear.weight)
@@ -82,42 +82,40 @@ def zeros(inputs: int, outputs: int) -> nn.Linear:
     return linear
 
 
-def half_turned(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
 
 
-class Layer(nn.Module):
-    def __init__(self, size: Size, dropout: float) -> None:
+class DDiTBlock(nn.Module):
+    def __init__(self, size: ModelSize, dropout: float) -> None:
         super().__init__()
         width = size.width
         self.heads, self.dropout = size.heads, nn.Dropout(dropout)
-        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.norm1, self.norm2 = LayerNorm(width), LayerNorm(width)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
-        )
-        self.adaLN_modulation = zeros(CONDITION, 6 * width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.adaLN_modulation = zero_linear(COND_DIM, 6 * width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, condition: Tensor) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(condition)[:, None].chunk(6, -1)
         h = self.norm1(x) * (1 + scale1) + shift1
         q, k, v = self.attn_qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)
-        q, k = q * cos + half_turned(q) * sin, k * cos + half_turned(k) * sin
+        q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + gate1 * self.dropout(self.attn_out(mixed))
         out: Tensor = x + gate2 * self.dropout(self.mlp(self.norm2(x) * (1 + scale2) + shift2))
         return out
 
 
-class Final(nn.Module):
-    def __init__(self, size: Size) -> None:
+class DDiTFinalLayer(nn.Module):
+    def __init__(self, size: ModelSize) -> None:
         super().__init__()
-        self.norm_final = Norm(size.width)
-        self.linear = zeros(size.width, size.vocab)
-        self.adaLN_modulation = zeros(CONDITION, 2 * size.width)
+        self.norm_final = LayerNorm(size.width)
+        self.linear = zero_linear(size.width, size.vocab)
+        self.adaLN_modulation = zero_linear(COND_DIM, 2 * size.width)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(condition)[:, None].chunk(2, -1)
@@ -125,8 +123,8 @@ class Final(nn.Module):
         return out
 
 
-class Embedding(nn.Module):
-    def __init__(self, size: Size) -> None:
+class EmbeddingLayer(nn.Module):
+    def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(size.vocab, size.width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
@@ -135,16 +133,16 @@ class Embedding(nn.Module):
         return self.embedding[z]
 
 
-class Textbook(nn.Module):
+class ReferenceMDLM(nn.Module):
     """log_x [B, L, V] of everything."""
 
-    def __init__(self, size: Size, dropout: float = 0.0, bf16: bool = False) -> None:
+    def __init__(self, size: ModelSize, dropout: float = 0.0, bf16: bool = False) -> None:
         super().__init__()
-        self.size, self.mask, self.bf16 = size, size.vocab - 1, bf16
-        self.vocab_embed = Embedding(size)
-        self.sigma_map = TimeMap()
-        self.blocks = nn.ModuleList(Layer(size, dropout) for _ in range(size.depth))
-        self.output_layer = Final(size)
+        self.size, self.mask_id, self.bf16 = size, size.vocab - 1, bf16
+        self.vocab_embed = EmbeddingLayer(size)
+        self.sigma_map = TimestepEmbedder()
+        self.blocks = nn.ModuleList(DDiTBlock(size, dropout) for _ in range(size.depth))
+        self.output_layer = DDiTFinalLayer(size)
 
     def forward(self, z: Tensor) -> Tensor:
         sigma = torch.zeros(len(z))  # without time conditioning the network is told nothing, in every row
@@ -161,9 +159,9 @@ class Textbook(nn.Module):
 
     def subs(self, logits: Tensor, z: Tensor) -> Tensor:
         """No mass on the mask, and visible tokens are copied."""
-        logits[:, :, self.mask] = -1e6
+        logits[:, :, self.mask_id] = -1e6
         logits = logits - logits.logsumexp(-1, keepdim=True)
-        visible = z != self.mask
+        visible = z != self.mask_id
         logits[visible] = -1e6
         logits[visible, z[visible]] = 0
         return logits
@@ -172,19 +170,19 @@ class Textbook(nn.Module):
         """The bound in nats per token from one draw: times t [B], a uniform number for each token."""
         sigma = -torch.log1p(-(1 - EPS) * t)
         rate = (1 - EPS) / (1 - (1 - EPS) * t)
-        z = torch.where(noise < (1 - torch.exp(-sigma))[:, None], self.mask, x)
+        z = torch.where(noise < (1 - torch.exp(-sigma))[:, None], self.mask_id, x)
         log_p: Tensor = self(z).gather(-1, x[:, :, None])[:, :, 0]
         return (-log_p * (rate / torch.expm1(sigma))[:, None]).mean()
 
 
-class Trainer:
+class ReferenceTrainer:
     """AdamW, clipping, and a moving average of the weights: the published step."""
 
-    def __init__(self, model: Textbook, lr: float = 3e-4, ema: float = 0.9999) -> None:
-        self.model, self.ema = model, ema
+    def __init__(self, model: ReferenceMDLM, lr: float = 3e-4, ema_decay: float = 0.9999) -> None:
+        self.model, self.ema_decay = model, ema_decay
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0)
-        self.average = [p.detach().clone() for p in model.parameters()]
-        self.updates = 0
+        self.ema_weights = [p.detach().clone() for p in model.parameters()]
+        self.num_updates = 0
 
     def step(self, x: Tensor) -> float:
         """One update; the loss before it."""
@@ -194,22 +192,22 @@ class Trainer:
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.updates += 1
-        decay = min(self.ema, (1 + self.updates) / (10 + self.updates))
+        self.num_updates += 1
+        decay = min(self.ema_decay, (1 + self.num_updates) / (10 + self.num_updates))
         with torch.no_grad():
-            for average, parameter in zip(self.average, self.model.parameters(), strict=True):
+            for average, parameter in zip(self.ema_weights, self.model.parameters(), strict=True):
                 average.sub_((1 - decay) * (average - parameter))
         return float(loss.detach())
 
 
-def gumbel_choice(weights: Tensor) -> Tensor:
+def sample_categorical(probs: Tensor) -> Tensor:
     """An index with probability in proportion to its weight, of every line."""
-    noise = 1e-10 - (torch.rand_like(weights) + 1e-10).log()
-    return (weights / noise).argmax(-1)
+    noise = 1e-10 - (torch.rand_like(probs) + 1e-10).log()
+    return (probs / noise).argmax(-1)
 
 
 @torch.no_grad()
-def fill(model: Textbook, z: Tensor, steps: int, only: int | None = None) -> Tensor:
+def ancestral_sample(model: ReferenceMDLM, z: Tensor, steps: int, max_steps: int | None = None) -> Tensor:
     """Ancestral sampling of all masks in z [B, L]; a call is saved if no row changed in the step before.
 
     `only` as many of the steps, to be timed: what is still hidden then stays so. Probabilities are float32,
@@ -217,33 +215,33 @@ def fill(model: Textbook, z: Tensor, steps: int, only: int | None = None) -> Ten
     """
     times = torch.linspace(1, 1e-5, steps + 1)
     weights: Tensor | None = None
-    for t, s in islice(pairwise(times), only):
+    for t, s in islice(pairwise(times), max_steps):
         if weights is None:
             weights = model(z).float().exp()
         reveal = weights * (t - s)
-        reveal[:, :, model.mask] = s
-        drawn = gumbel_choice(reveal)
-        after = torch.where(z == model.mask, drawn, z)
+        reveal[:, :, model.mask_id] = s
+        drawn = sample_categorical(reveal)
+        after = torch.where(z == model.mask_id, drawn, z)
         if not torch.equal(after, z):
             weights = None
         z = after
-    return z if only is not None else torch.where(z == model.mask, model(z).argmax(-1), z)
+    return z if max_steps is not None else torch.where(z == model.mask_id, model(z).argmax(-1), z)
 
 
 @torch.no_grad()
-def slide(
-    model: Textbook, rows: int, length: int, stride: int, steps: int, only: int | None = None
+def semi_autoregressive_sample(
+    model: ReferenceMDLM, batch_size: int, length: int, stride: int, steps: int, max_steps: int | None = None
 ) -> Tensor:
     """Semi-autoregressive text: fill a window, keep its end as the context of the next."""
     window = model.size.length
-    z = torch.full((rows, length), model.mask)
+    z = torch.full((batch_size, length), model.mask_id)
     for first in range(0, length - window + 1, stride):
-        z[:, first : first + window] = fill(model, z[:, first : first + window].clone(), steps, only)
+        z[:, first : first + window] = ancestral_sample(model, z[:, first : first + window].clone(), steps, max_steps)
     return z
 
 
 @torch.no_grad()
-def score(model: Textbook, windows: Tensor, draws: int, batch: int) -> Tensor:
+def nll_estimates(model: ReferenceMDLM, windows: Tensor, draws: int, batch: int) -> Tensor:
     """Estimates [draws] of the nats per token of the windows [N, L], each with times of its own."""
     estimates = []
     for _ in range(draws):

@@ -7,49 +7,59 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from benchmarks.measure import PRECISIONS, Alone, RandomText, Result, Work, bf16, compare, fastest, pair
-from benchmarks.textbook import Size, Trainer
-from unmask.data.loader import Loader, Wrapped
-from unmask.training.loop import Run, Training
+from benchmarks.side_by_side import (
+    PRECISIONS,
+    IsolatedProcess,
+    RandomTokens,
+    Result,
+    WorkFn,
+    compare,
+    fastest,
+    matched_pair,
+    unmask_uses_bf16,
+)
+from benchmarks.textbook import ModelSize, ReferenceTrainer
+from unmask.data.loader.loader import Loader, Wrapped
+from unmask.distributed import Distributed
 from unmask.training.optim import AdamW
-from unmask.world import World
+from unmask.training.trainer import Trainer, TrainingConfig
 
-WORDS = Size(vocab=50_258, depth=8, width=512, length=128)
-CHARACTERS = Size(vocab=28, depth=6, width=384, length=256, heads=6)
-DEEP = Size(vocab=8_192, depth=12, width=384, length=512, heads=6)
-WIDE = Size(vocab=32_000, depth=5, width=640, length=192, heads=10)
+WORDS = ModelSize(vocab=50_258, depth=8, width=512, length=128)
+CHARACTERS = ModelSize(vocab=28, depth=6, width=384, length=256, heads=6)
+DEEP = ModelSize(vocab=8_192, depth=12, width=384, length=512, heads=6)
+WIDE = ModelSize(vocab=32_000, depth=5, width=640, length=192, heads=10)
 """The last two are shapes that nothing was tuned on."""
 
 STEPS = 2
 """One after another, before it is the other way's turn."""
 
 
-def textbook_trainer(size: Size, bf16: bool = False) -> Trainer:
+def baseline_trainer(size: ModelSize, bf16: bool = False) -> ReferenceTrainer:
     """The textbook, ready to be stepped."""
-    return Trainer(pair(size, bf16=bf16)[0])
+    return ReferenceTrainer(matched_pair(size, bf16=bf16)[0])
 
 
-def own_run(size: Size, batch: int, bf16: bool = False) -> Run:
+def unmask_trainer(size: ModelSize, batch: int, bf16: bool = False) -> Trainer:
     """Ours: the same network, optimizer, clipping and moving average."""
-    model = pair(size)[1]
-    loader = Loader(_text(size, batch), Wrapped(size.length), batch)
-    settings = Training(steps=1000, batch_size=batch, optimizer=AdamW(lr=3e-4), warmup=0, bf16=bf16)
-    model.denoise.train()
-    return Run(model.denoise, model.objective, loader, settings, World())
+    model = matched_pair(size)[1]
+    loader = Loader(_random_tokens(size, batch), Wrapped(size.length), batch)
+    settings = TrainingConfig(steps=1000, batch_size=batch, optimizer=AdamW(lr=3e-4), warmup_steps=0, bf16=bf16)
+    model.denoiser.train()
+    return Trainer(model.denoiser, model.objective, loader, settings, Distributed())
 
 
-def rows(size: Size, batch: int) -> Tensor:
+def random_batch(size: ModelSize, batch: int) -> Tensor:
     """Some of the text that ours is trained on, [batch, L]."""
-    return torch.from_numpy(_text(size, batch).ids[: batch * size.length]).view(batch, size.length)
+    return torch.from_numpy(_random_tokens(size, batch).ids[: batch * size.length]).view(batch, size.length)
 
 
-def _text(size: Size, batch: int) -> RandomText:
-    return RandomText.of(64 * batch * size.length, size.vocab)
+def _random_tokens(size: ModelSize, batch: int) -> RandomTokens:
+    return RandomTokens.generate(64 * batch * size.length, size.vocab)
 
 
-def textbook_steps(size: Size, batch: int, bf16: bool) -> Work:
+def baseline_steps(size: ModelSize, batch: int, bf16: bool) -> WorkFn:
     """Steps of the textbook, on the same rows each time."""
-    trainer, x = textbook_trainer(size, bf16), rows(size, batch)
+    trainer, x = baseline_trainer(size, bf16), random_batch(size, batch)
 
     def work() -> None:
         for _ in range(STEPS):
@@ -58,35 +68,35 @@ def textbook_steps(size: Size, batch: int, bf16: bool) -> Work:
     return work
 
 
-def own_steps(size: Size, batch: int, bf16: bool) -> Work:
+def unmask_steps(size: ModelSize, batch: int, bf16: bool) -> WorkFn:
     """Steps of ours in the middle of a run (the first ones count FLOPs, which takes time)."""
-    run = own_run(size, batch, bf16)
+    run = unmask_trainer(size, batch, bf16)
     run.state.step = 100
 
     def work() -> None:
         for _ in range(STEPS):
-            run.step()
+            run.train_step()
 
     return work
 
 
-def throughput(size: Size, batch: int, repeats: int = 7) -> Result:
+def measure_training(size: ModelSize, batch: int, repeats: int = 7) -> Result:
     """Seconds of a step."""
     work = f"training, V = {size.vocab:,}, {size.depth} x {size.width}, L = {size.length}, batch {batch}"
     with ExitStack() as processes:
         ways = {
-            name: processes.enter_context(Alone(textbook_steps, size, batch, bf16))
+            name: processes.enter_context(IsolatedProcess(baseline_steps, size, batch, bf16))
             for name, bf16 in PRECISIONS.items()
         }
         precision = fastest(ways)
         for name, way in ways.items():
             if name != precision:
                 way.process.kill()  # or its memory would be held all the while
-        ours = processes.enter_context(Alone(own_steps, size, batch, bf16()))
-        return compare(work, precision, ways[precision], ours, repeats, share=STEPS, own_share=STEPS)
+        ours = processes.enter_context(IsolatedProcess(unmask_steps, size, batch, unmask_uses_bf16()))
+        return compare(work, precision, ways[precision], ours, repeats, baseline_fraction=STEPS, ours_fraction=STEPS)
 
 
 if __name__ == "__main__":
     for size, batch in ((WORDS, 8), (CHARACTERS, 16), (DEEP, 4), (WIDE, 8)):
-        result = throughput(size, batch)
+        result = measure_training(size, batch)
         print(result, result.ratio, flush=True)

@@ -50,7 +50,7 @@ def fingerprint() -> str:
 def training(folder: Path) -> Found:
     scenes.begun(folder)
     for name, experiment in scenes.training(folder):
-        yield name, scenes.trained(experiment, folder / "runs" / name, scenes.World())
+        yield name, scenes.trained(experiment, folder / "runs" / name, scenes.Distributed())
 
 
 def ranks(folder: Path) -> Found:
@@ -74,12 +74,12 @@ def ranks(folder: Path) -> Found:
 
 def _rank(folder: Path) -> None:
     try:
-        with scenes.world() as where:
+        with scenes.init_distributed() as where:
             found = {
                 name: scenes.trained(experiment, folder / "runs" / name, where)
                 for name, experiment in scenes.ranks(folder)
             }
-        if where.first:
+        if where.is_main:
             (folder / "found.json").write_text(json.dumps(found))
     except BaseException:
         traceback.print_exc()

@@ -26,10 +26,8 @@ from unmask import (
     MDLM,
     SEDD,
     Ancestral,
-    Autoregression,
     BlockDiffusion,
     Blockwise,
-    Choice,
     Confidence,
     DiTConfig,
     EntropyBounded,
@@ -37,9 +35,11 @@ from unmask import (
     FirstHitting,
     Guidance,
     LanguageModel,
-    Llama,
+    LlamaBlock,
+    NextToken,
     RandomOrder,
-    Remask,
+    ReMDM,
+    SamplingParams,
     SemiAutoregressive,
     Threshold,
     TimeConditioning,
@@ -47,38 +47,38 @@ from unmask import (
     UniformAncestral,
     UniformDiffusion,
 )
-from unmask.backbones.dit import LocalStart
-from unmask.backbones.huggingface import HuggingFace
+from unmask.backbones.dit import LocalInit
+from unmask.backbones.hf import HFBackboneConfig
 from unmask.cli import main
-from unmask.data.columns import PromptAnswer
-from unmask.data.corpus import PrepareOptions
-from unmask.data.loader import Pairs, PerDocument, Wrapped
-from unmask.data.pairing import Padding
-from unmask.data.sources import SourceOptions
+from unmask.data.corpus.corpus import PrepareConfig
+from unmask.data.loader.loader import PerDocument, PromptCompletionRows, Wrapped
+from unmask.data.loader.prompt_completion import PadIgnored
+from unmask.data.readers.records import PromptCompletion
+from unmask.data.sources import SourceConfig
 from unmask.diffusion.schedule import (
     Cosine,
     CosineSquared,
-    FromRate,
     Geometric,
     Hyperbolic,
+    IntegratedRate,
     LinearSigma,
     LogLinear,
     Polynomial,
 )
-from unmask.diffusion.times import PiecewiseTimes, PowerTimes
-from unmask.experiment import Experiment, averaged_model, carry_out
-from unmask.guidance import Allowed, Enumerated, FirstOrder
-from unmask.report import ReportSettings, write_report
-from unmask.sampling.remask import Loop
-from unmask.training.curriculum import Clipping, Widening
-from unmask.training.loop import Training
-from unmask.training.lowrank import LowRank
-from unmask.training.machine import counting
+from unmask.diffusion.time_sampling import HistogramTimes, PowerTimes
+from unmask.distributed import Distributed, init_distributed
+from unmask.experiment import Experiment, load_ema_model, run_experiment
+from unmask.guidance import AllowedTokens, ExactClassifierGuidance, TaylorClassifierGuidance
+from unmask.hardware.flops import count_flops
+from unmask.report import ReportConfig, write_report
+from unmask.sampling.remdm import Loop
+from unmask.training.curriculum import TimeWidening, VarianceClipping
+from unmask.training.lora import LoRA
 from unmask.training.optim import AdamW, CosineDecay, LinearDecay, Muon
-from unmask.training.parallel import Sharded
-from unmask.world import World, world
+from unmask.training.parallelism import FSDP
+from unmask.training.trainer import TrainingConfig
 
-__all__ = ["World", "ranks", "report", "samples", "scores", "trained", "training", "world"]
+__all__ = ["Distributed", "init_distributed", "ranks", "report", "samples", "scores", "trained", "training"]
 
 Figures = dict[str, Any]
 LENGTH = 24
@@ -100,7 +100,7 @@ def text() -> str:
 def pairs() -> str:
     """60 prompts with answers of different lengths."""
     rows = (
-        {"prompt": f"{n % 7} is " * (1 + n % 3), "answer": ("odd " if n % 2 else "even ") * (1 + n % 4)}
+        {"prompt": f"{n % 7} is " * (1 + n % 3), "completion": ("odd " if n % 2 else "even ") * (1 + n % 4)}
         for n in range(60)
     )
     return "".join(json.dumps(row) + "\n" for row in rows)
@@ -108,9 +108,9 @@ def pairs() -> str:
 
 # Training.
 
-DIT = DiTConfig(width=32, depth=2, heads=2, length=LENGTH, dropout=0.1)
+DIT = DiTConfig(width=32, depth=2, heads=2, max_length=LENGTH, dropout=0.1)
 CAUSAL = replace(DIT, causal=True)
-LINES = PrepareOptions(source=SourceOptions(lines=True))
+LINES = PrepareConfig(source=SourceConfig(lines=True))
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -128,32 +128,32 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
         "steps": 20,
         "batch_size": 6,
         "optimizer": AdamW(lr=3e-3),
-        "warmup": 4,
-        "ema": 0.9,
+        "warmup_steps": 4,
+        "ema_decay": 0.9,
         "bf16": False,
         "log_every": 1,
     }
-    settings |= {key: changes.pop(key) for key in [*changes] if key in Training.__dataclass_fields__}
+    settings |= {key: changes.pop(key) for key in [*changes] if key in TrainingConfig.__dataclass_fields__}
     given: dict[str, Any] = {
         "sources": (str(folder / "text.txt"),),
         "tokenizer": "bytes",
         "backbone": DIT,
         "layout": Wrapped(LENGTH),
-        "evaluate_rows": 8,
-        "training": Training(**settings),
+        "eval_windows": 8,
+        "training": TrainingConfig(**settings),
     }
     return Experiment(**(given | changes))
 
 
 def going_on(folder: Path, **changes: Any) -> Experiment:
     """From the model of `begun`."""
-    return experiment(folder, start=str(folder / "base"), **changes)
+    return experiment(folder, init_from=str(folder / "base"), **changes)
 
 
 def answering(folder: Path, **changes: Any) -> Experiment:
     """From the same, on prompts and answers."""
-    options = PrepareOptions(source=SourceOptions(pairs=PromptAnswer()))
-    return going_on(folder, sources=(str(folder / "pairs.jsonl"),), options=options, **changes)
+    options = PrepareConfig(source=SourceConfig(pair_format=PromptCompletion()))
+    return going_on(folder, sources=(str(folder / "pairs.jsonl"),), prepare=options, **changes)
 
 
 def begun(folder: Path) -> None:
@@ -167,8 +167,10 @@ def begun(folder: Path) -> None:
 def _opened(folder: Path) -> str:
     """A causal network as the transformers library makes it."""
     if not (folder / "opened").exists():
-        model = _model(HuggingFace(json.dumps(LLAMA), opened=1.0), MDLM(), Tokenizer.bytes(), spread=None)
-        unmask.save(model, folder / "opened", published=True)
+        model = _model(
+            HFBackboneConfig(json.dumps(LLAMA), future_visibility=1.0), MDLM(), Tokenizer.bytes(), spread=None
+        )
+        unmask.save(model, folder / "opened", upstream_format=True)
     return str(folder / "opened")
 
 
@@ -178,54 +180,69 @@ def training(folder: Path) -> Iterator[tuple[str, Experiment]]:
     def plain(**changes: Any) -> Experiment:
         return experiment(folder, **changes)
 
-    told = replace(DIT, time=TimeConditioning(width=16))
-    near = replace(DIT, activation="relu2", rotary_base=100.0, local=LocalStart(), qk_norm=True, tied=True)
+    told = replace(DIT, time_conditioning=TimeConditioning(width=16))
+    near = replace(DIT, activation="relu2", rope_theta=100.0, local_init=LocalInit(), qk_norm=True, tie_embeddings=True)
     yield "mdlm", plain()
     yield "mdlm in 8 steps", plain(objective=MDLM(steps=8))
     yield "mdlm without zero masking", plain(objective=MDLM(zero_masking=False))
     yield "mdlm without carry-over", plain(objective=MDLM(carry_over=False))
-    yield "mdlm, exact counts", plain(objective=MDLM(exact_counts=True))
+    yield "mdlm, exact counts", plain(objective=MDLM(exact_mask_counts=True))
     yield "d3pm", plain(objective=D3PM(steps=50))
     yield "sedd", plain(objective=SEDD())
     yield "uniform", plain(objective=UniformDiffusion(steps=50))
-    yield "ar", plain(objective=Autoregression(), backbone=CAUSAL)
-    yield "block", plain(objective=BlockDiffusion(block=8))
+    yield "ar", plain(objective=NextToken(), backbone=CAUSAL)
+    yield "block", plain(objective=BlockDiffusion(block_size=8))
     yield "power times", plain(objective=MDLM(times=PowerTimes(2.0)))
-    yield "widening", plain(curriculum=Widening())
-    clipping = Clipping(every=7, batches=2)
-    yield "clipping", plain(objective=BlockDiffusion(block=8, exact_counts=True), curriculum=clipping)
-    yield "muon", plain(optimizer=Muon(weight_decay=0.1), decay=LinearDecay(floor=0.1))
-    piecewise = MDLM(times=PiecewiseTimes((3.0, 1.0, 2.0)))
+    yield "widening", plain(curriculum=TimeWidening())
+    clipping = VarianceClipping(every=7, batches=2)
+    yield (
+        "clipping",
+        plain(objective=BlockDiffusion(block_size=8, exact_mask_counts=True), curriculum=clipping),
+    )
+    yield "muon", plain(optimizer=Muon(weight_decay=0.1), lr_schedule=LinearDecay(min_factor=0.1))
+    piecewise = MDLM(times=HistogramTimes((3.0, 1.0, 2.0)))
     decayed = AdamW(lr=3e-3, weight_decay=0.1)
-    yield "piecewise times, decay", plain(objective=piecewise, optimizer=decayed, decay=CosineDecay())
-    yield "clipped, another seed", plain(clip=0.1, ema=0.0, seed=7)
-    yield "random length", plain(random_length=0.5)
-    yield "microbatches", plain(microbatch=2)
-    yield "recompute", plain(recompute=True)
+    yield "piecewise times, decay", plain(objective=piecewise, optimizer=decayed, lr_schedule=CosineDecay())
+    yield "clipped, another seed", plain(max_grad_norm=0.1, ema_decay=0.0, seed=7)
+    yield "random length", plain(random_length_prob=0.5)
+    yield "microbatches", plain(microbatch_size=2)
+    yield "recompute", plain(gradient_checkpointing=True)
     yield "time", plain(backbone=told, objective=MDLM(schedule=Cosine()))
     yield "time, sedd", plain(backbone=told, objective=SEDD())
-    start = {"unigram_start": True, "objective": MDLM(exact_counts=True)}
+    start = {"unigram_bias_init": True, "objective": MDLM(exact_mask_counts=True)}
     yield "local start", plain(backbone=near, **start)
-    yield "llama", plain(backbone=replace(DIT, llama=Llama(hidden=48, kv_heads=1, bias=True)))
-    yield "shifted", plain(backbone=replace(DIT, shifted=True))
-    yield "packed documents", plain(layout=Wrapped(LENGTH, apart=True), options=LINES)
+    yield (
+        "llama",
+        plain(backbone=replace(DIT, llama=LlamaBlock(intermediate_size=48, kv_heads=1, qkv_bias=True))),
+    )
+    yield "shifted", plain(backbone=replace(DIT, shift_logits=True))
+    yield "packed documents", plain(layout=Wrapped(LENGTH, isolate_documents=True), prepare=LINES)
     yield (
         "packed documents, block",
-        plain(layout=Wrapped(LENGTH, apart=True), options=LINES, objective=BlockDiffusion(block=8)),
+        plain(
+            layout=Wrapped(LENGTH, isolate_documents=True),
+            prepare=LINES,
+            objective=BlockDiffusion(block_size=8),
+        ),
     )
-    yield "a document a row", plain(layout=PerDocument(LENGTH), options=LINES)
+    yield "a document a row", plain(layout=PerDocument(LENGTH), prepare=LINES)
     yield "going on", going_on(folder)
-    yield "low rank", going_on(folder, low_rank=LowRank(rank=4))
-    yield "low rank, some layers", going_on(folder, low_rank=LowRank(rank=2, targets=("attention.qkv",)))
-    yield "answers", answering(folder, layout=Pairs(LENGTH))
-    yield "answers, padded", answering(folder, layout=Pairs(LENGTH, Padding()))
+    yield "low rank", going_on(folder, lora=LoRA(rank=4))
+    yield "low rank, some layers", going_on(folder, lora=LoRA(rank=2, target_modules=("attention.qkv",)))
+    yield "answers", answering(folder, layout=PromptCompletionRows(LENGTH))
+    yield "answers, padded", answering(folder, layout=PromptCompletionRows(LENGTH, PadIgnored()))
     yield (
         "answers, low rank, block",
-        answering(folder, layout=Pairs(LENGTH), low_rank=LowRank(rank=4), objective=BlockDiffusion(block=8)),
+        answering(
+            folder,
+            layout=PromptCompletionRows(LENGTH),
+            lora=LoRA(rank=4),
+            objective=BlockDiffusion(block_size=8),
+        ),
     )
     opened = _opened(folder)
-    yield "transformers", plain(start=opened)
-    yield "transformers, opening", plain(start=opened, opening=0.5, low_rank=LowRank(rank=2))
+    yield "transformers", plain(init_from=opened)
+    yield "transformers, opening", plain(init_from=opened, attention_annealing=0.5, lora=LoRA(rank=2))
 
 
 def ranks(folder: Path) -> Iterator[tuple[str, Experiment]]:
@@ -235,44 +252,52 @@ def ranks(folder: Path) -> Iterator[tuple[str, Experiment]]:
         "d3pm": D3PM(steps=50),
         "sedd": SEDD(),
         "uniform": UniformDiffusion(steps=50),
-        "ar": Autoregression(),
-        "block": BlockDiffusion(block=8),
+        "ar": NextToken(),
+        "block": BlockDiffusion(block_size=8),
     }
     few = {"steps": 10, "backbone": replace(DIT, depth=1)}
-    for how, spread in (("replicated", {}), ("sharded", {"parallelism": Sharded()})):
+    for how, spread in (("replicated", {}), ("sharded", {"parallelism": FSDP()})):
         for name, objective in objectives.items():
             settings = few if name != "mdlm" else {}
             settings = settings | ({"backbone": replace(CAUSAL, depth=1)} if name == "ar" else {})
             yield f"{name}, {how}", experiment(folder, objective=objective, **settings, **spread)
-        muon = {"optimizer": Muon(), "batch_size": 5, "microbatch": 2, "objective": MDLM(exact_counts=True)}
+        muon = {
+            "optimizer": Muon(),
+            "batch_size": 5,
+            "microbatch_size": 2,
+            "objective": MDLM(exact_mask_counts=True),
+        }
         yield f"muon, {how}", experiment(folder, **few, **muon, **spread)
-    clipping = {"objective": objectives["block"], "curriculum": Clipping(every=7, batches=2)}
+    clipping = {"objective": objectives["block"], "curriculum": VarianceClipping(every=7, batches=2)}
     yield "clipping, replicated", experiment(folder, **few, **clipping)
-    yield "low rank, sharded", going_on(folder, steps=10, low_rank=LowRank(rank=4), parallelism=Sharded())
-    yield "answers, sharded", answering(folder, steps=10, layout=Pairs(LENGTH), parallelism=Sharded())
+    yield "low rank, sharded", going_on(folder, steps=10, lora=LoRA(rank=4), parallelism=FSDP())
+    yield (
+        "answers, sharded",
+        answering(folder, steps=10, layout=PromptCompletionRows(LENGTH), parallelism=FSDP()),
+    )
 
 
 @contextlib.contextmanager
 def hurried() -> Iterator[None]:
     """Without what only takes time: measuring the machine, counting operations, waiting for the disk."""
     with (
-        mock.patch("unmask.training.machine.matmul_peak", return_value=1.0),
-        mock.patch("unmask.training.loop.counting", side_effect=lambda _wanted: counting(False)),
+        mock.patch("unmask.hardware.flops.measure_peak_flops", return_value=1.0),
+        mock.patch("unmask.training.trainer.count_flops", side_effect=lambda _wanted: count_flops(False)),
         mock.patch("os.fsync"),
     ):
         yield
 
 
-def trained(chosen: Experiment, folder: Path, where: World) -> Figures:
+def trained(chosen: Experiment, folder: Path, where: Distributed) -> Figures:
     """The losses and gradients of all steps, what is measured at the end, and the averaged weights."""
     with contextlib.redirect_stderr(io.StringIO()), hurried():
-        assert carry_out(chosen, folder, where)
+        assert run_experiment(chosen, folder, where)
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in logged if "loss" in line]
     (held_out,) = (line for line in logged if "valid_nats_per_token" in line)
     return {
         "loss": [line["loss"] for line in steps],
-        "gradient": [line["gradient"] for line in steps],
+        "gradient": [line["grad_norm"] for line in steps],
         "tokens": steps[-1]["tokens"],
         "held out": [held_out["valid_nats_per_token"], held_out["valid_standard_error"]],
         "weights": digest(folder / "model"),
@@ -296,11 +321,11 @@ def _model(
 ) -> LanguageModel:
     """A model with random weights that make every token matter to every other."""
     torch.manual_seed(0)
-    lm = LanguageModel.new(backbone, objective, tokenizer or Tokenizer.characters(LETTERS))
+    lm = LanguageModel.from_config(backbone, objective, tokenizer or Tokenizer.characters(LETTERS))
     if spread is not None:
-        for parameter in lm.denoise.parameters():
+        for parameter in lm.denoiser.parameters():
             torch.nn.init.normal_(parameter, std=spread)
-    return LanguageModel(lm.denoise.eval(), lm.tokenizer)
+    return LanguageModel(lm.denoiser.eval(), lm.tokenizer)
 
 
 class Liking:
@@ -321,13 +346,15 @@ class Liking:
 def samples(_folder: Path) -> Iterator[tuple[str, Figures]]:
     """What every sampler writes."""
     mdlm = _model(DIT, MDLM())
-    told = _model(replace(DIT, time=TimeConditioning(width=16)), MDLM(schedule=Cosine()))
+    told = _model(replace(DIT, time_conditioning=TimeConditioning(width=16)), MDLM(schedule=Cosine()))
     grouped = _model(
-        replace(DIT, llama=Llama(hidden=48, kv_heads=1)), MDLM(schedule=LogLinear(0.0)), spread=0.4
+        replace(DIT, llama=LlamaBlock(intermediate_size=48, kv_heads=1)),
+        MDLM(schedule=LogLinear(0.0)),
+        spread=0.4,
     )
-    shifted = _model(replace(DIT, shifted=True), MDLM())
-    block = _model(DIT, BlockDiffusion(block=8))
-    ar, uniform = _model(CAUSAL, Autoregression()), _model(DIT, UniformDiffusion(steps=50))
+    shifted = _model(replace(DIT, shift_logits=True), MDLM())
+    block = _model(DIT, BlockDiffusion(block_size=8))
+    ar, uniform = _model(CAUSAL, NextToken()), _model(DIT, UniformDiffusion(steps=50))
     d3pm, sedd = _model(DIT, D3PM(steps=50)), _model(DIT, SEDD())
     liking, some = Liking(mdlm), "the cat <mask:6> on <mask:5>."
 
@@ -335,39 +362,42 @@ def samples(_folder: Path) -> Iterator[tuple[str, Figures]]:
         return written(lm.sample(n, prompt="the cat", sampler=sampler, seed=11, **options))
 
     choices = {
-        "temperature 0.5": Choice(0.5),
-        "temperature 0": Choice(0.0),
-        "top k": Choice(top_k=5),
-        "top p": Choice(top_p=0.7),
-        "all of them": Choice(0.8, 12, 0.9),
+        "temperature 0.5": SamplingParams(0.5),
+        "temperature 0": SamplingParams(0.0),
+        "top k": SamplingParams(top_k=5),
+        "top p": SamplingParams(top_p=0.7),
+        "all of them": SamplingParams(0.8, 12, 0.9),
     }
     for name, choice in choices.items():
         yield f"ancestral, {name}", sampled(mdlm, Ancestral(8, choice))
-        yield f"confidence, {name}", sampled(mdlm, Confidence(8, choice=choice))
+        yield f"confidence, {name}", sampled(mdlm, Confidence(8, params=choice))
         yield f"ar, {name}", sampled(ar, unmask.Autoregressive(choice))
         yield f"uniform, {name}", sampled(uniform, UniformAncestral(8, choice))
-    mixed = Choice(0.8, top_p=0.9)
+    mixed = SamplingParams(0.8, top_p=0.9)
     masked: dict[str, Any] = {
         "ancestral": Ancestral(8),
         "first hitting": FirstHitting(),
         "random order": RandomOrder(6),
         **{f"confidence by {name}": Confidence(6, name) for name in ("probability", "margin", "entropy")},
-        "confidence, some late": Confidence(8, late=(0, 1, 2)),
+        "confidence, some late": Confidence(8, delayed_tokens=(0, 1, 2)),
         "threshold": Threshold(0.3, mixed),
         "factor": Factor(1.5, mixed),
         "entropy bounded": EntropyBounded(2.0, mixed),
-        **{f"remask by {name}": Remask(12, name) for name in ("cap", "rescale", "least-sure")},
-        "remask in a loop": Remask(16, "least-sure", Loop()),
+        **{
+            f"remask by {name}": ReMDM(12, kind)
+            for name, kind in (("cap", "cap"), ("rescale", "rescale"), ("least-sure", "conf"))
+        },
+        "remask in a loop": ReMDM(16, "conf", Loop()),
         "semi-autoregressive": SemiAutoregressive(6, 12, Ancestral(4)),
-        "semi-autoregressive, remask": SemiAutoregressive(5, 12, Remask(6, "least-sure")),
+        "semi-autoregressive, remask": SemiAutoregressive(5, 12, ReMDM(6, "conf")),
     }
     for name, sampler in masked.items():
         yield name, sampled(mdlm, sampler)
     inside: dict[str, Any] = {
         "ancestral": Ancestral(3),
-        "confidence": Confidence(3, choice=mixed),
+        "confidence": Confidence(3, params=mixed),
         "threshold": Threshold(0.3),
-        "remask": Remask(5, "least-sure"),
+        "remask": ReMDM(5, "conf"),
     }
     for name, sampler in inside.items():
         for cache in ("none", "prefix", "dual"):
@@ -379,8 +409,8 @@ def samples(_folder: Path) -> Iterator[tuple[str, Figures]]:
         yield f"llama, blocks, {cache} cache", sampled(grouped, Blockwise(6, Confidence(3), cache))
         yield f"shifted, blocks, {cache} cache", sampled(shifted, Blockwise(6, Confidence(3), cache))
         yield f"time, blocks, {cache} cache", sampled(told, Blockwise(6, Confidence(3), cache))
-    yield "blocks with a stop", sampled(mdlm, Blockwise(6, Ancestral(3), stop=4))
-    yield "block with a stop", sampled(block, Blockwise(sampler=Ancestral(3), stop=4))
+    yield "blocks with a stop", sampled(mdlm, Blockwise(6, Ancestral(3), eos_id=4))
+    yield "block with a stop", sampled(block, Blockwise(sampler=Ancestral(3), eos_id=4))
     models = {"mdlm": mdlm, "time": told, "llama": grouped, "shifted": shifted, "d3pm": d3pm, "sedd": sedd}
     for name, lm in (models | {"uniform": uniform, "ar": ar, "block": block}).items():
         plain = lm.default_sampler(steps=5)
@@ -395,35 +425,38 @@ def samples(_folder: Path) -> Iterator[tuple[str, Figures]]:
         sampled(mdlm, SemiAutoregressive(10, sampler=Ancestral(4)), length=60),
     )
     for name, lm in {"mdlm": mdlm, "sedd": sedd, "time": told}.items():
-        yield f"{name}, guided by the prompt", sampled(lm, Ancestral(6), guide=Guidance(scale=1.5))
+        yield f"{name}, guided by the prompt", sampled(lm, Ancestral(6), guidance=Guidance(cfg_scale=1.5))
     guides: dict[str, Any] = {
-        "guided by the prompt": Guidance(scale=1.5),
-        "never some tokens": Guidance(never=(0, 4, 9, 26)),
-        "allowed by place": lambda denoise, _z, _t: Allowed.at(denoise, {8: [1, 2], 20: [5]}, LENGTH),
-        "enumerated classifier": lambda denoise, _z, _t: Enumerated(denoise, liking.of_tokens, 2.0),
-        "first-order classifier": lambda denoise, _z, _t: FirstOrder(denoise, liking, 2.0),
+        "guided by the prompt": Guidance(cfg_scale=1.5),
+        "never some tokens": Guidance(banned_tokens=(0, 4, 9, 26)),
+        "allowed by place": lambda denoise, _z, _t: AllowedTokens.at_positions(denoise, {8: [1, 2], 20: [5]}, LENGTH),
+        "enumerated classifier": lambda denoise, _z, _t: ExactClassifierGuidance(denoise, liking.of_tokens, 2.0),
+        "first-order classifier": lambda denoise, _z, _t: TaylorClassifierGuidance(denoise, liking, 2.0),
     }
     for name, guide in guides.items():
-        yield f"confidence, {name}", sampled(mdlm, Confidence(6, choice=mixed), guide=guide)
-        yield f"remask, {name}", sampled(mdlm, Remask(8), guide=guide)
+        yield f"confidence, {name}", sampled(mdlm, Confidence(6, params=mixed), guidance=guide)
+        yield f"remask, {name}", sampled(mdlm, ReMDM(8), guidance=guide)
     patterns: dict[str, Any] = {
         "digits": "[0-9]+",
         "words": "[a-z]+( [a-z]+)*",
         "two": (r"(sat|ate|slept)[a-z ]*", "[0-9]{1,3}[.,a]*"),
     }
     for name, match in patterns.items():
-        guide = Guidance(match=match)
-        yield f"matching {name}", written(mdlm.infill(some, n=2, sampler=Ancestral(4), seed=5, guide=guide))
+        guide = Guidance(regex=match)
+        yield (
+            f"matching {name}",
+            written(mdlm.infill(some, n=2, sampler=Ancestral(4), seed=5, guidance=guide)),
+        )
         yield (
             f"matching {name}, confidence",
-            written(mdlm.infill(some, n=2, sampler=Confidence(4), seed=5, guide=guide)),
+            written(mdlm.infill(some, n=2, sampler=Confidence(4), seed=5, guidance=guide)),
         )
-    everything = Guidance(scale=1.0, match="[a-z]+", never=(1, 2))
-    yield "all that can be asked", written(mdlm.infill(some, n=2, sampler=Ancestral(4), guide=everything))
-    frames = list(mdlm.frames(mdlm.holes(some, 2), Remask(5, "least-sure"), seed=6))
+    everything = Guidance(cfg_scale=1.0, regex="[a-z]+", banned_tokens=(1, 2))
+    yield "all that can be asked", written(mdlm.infill(some, n=2, sampler=Ancestral(4), guidance=everything))
+    frames = list(mdlm.generate_steps(mdlm.encode_template(some, 2), ReMDM(5, "conf"), seed=6))
     yield "every step", {"ids": [frame.ids for frame in frames]}
     packed = _model(DIT, MDLM())
-    packed.denoise.pack()
+    packed.denoiser.prepack()
     yield "packed matrices", sampled(packed, Ancestral(6))
 
 
@@ -432,8 +465,8 @@ def written(found: Any) -> Figures:
     return {
         "ids": found.ids,
         "texts": found.texts,
-        "calls": found.network_calls,
-        "head rows": found.head_rows,
+        "calls": found.nfe,
+        "head rows": found.num_queries,
     }
 
 
@@ -444,7 +477,7 @@ TEXTS = ["the cat sat", "7 trees of 1984, and a rat while its old friend slept u
 
 def scores(folder: Path) -> Iterator[tuple[str, Figures]]:
     """What texts cost."""
-    told = replace(DIT, time=TimeConditioning(width=16))
+    told = replace(DIT, time_conditioning=TimeConditioning(width=16))
     schedules: dict[str, Any] = {
         "linear": LogLinear(0.0),
         "cosine": Cosine(),
@@ -453,7 +486,7 @@ def scores(folder: Path) -> Iterator[tuple[str, Figures]]:
         "linear sigma": LinearSigma(),
         "polynomial": Polynomial(),
         "hyperbolic": Hyperbolic(),
-        "from a rate": FromRate(lambda t: 1 / (1 - t)),
+        "from a rate": IntegratedRate(lambda t: 1 / (1 - t)),
     }
     models: dict[str, tuple[Any, Any]] = {
         "mdlm": (DIT, MDLM()),
@@ -461,16 +494,16 @@ def scores(folder: Path) -> Iterator[tuple[str, Figures]]:
         "mdlm without zero masking": (DIT, MDLM(zero_masking=False)),
         "mdlm without carry-over": (DIT, MDLM(carry_over=False)),
         "mdlm, power times": (told, MDLM(times=PowerTimes(2.0))),
-        "mdlm, piecewise times": (told, MDLM(times=PiecewiseTimes((3.0, 1.0, 2.0)))),
+        "mdlm, piecewise times": (told, MDLM(times=HistogramTimes((3.0, 1.0, 2.0)))),
         "d3pm": (DIT, D3PM(steps=50)),
         "sedd": (DIT, SEDD()),
         "sedd, time": (told, SEDD()),
         "uniform": (DIT, UniformDiffusion(steps=50)),
-        "ar": (CAUSAL, Autoregression()),
-        "block": (DIT, BlockDiffusion(block=8)),
-        "block, time": (told, BlockDiffusion(block=8)),
-        "llama": (replace(DIT, llama=Llama(hidden=48, kv_heads=1)), MDLM()),
-        "shifted": (replace(DIT, shifted=True), MDLM()),
+        "ar": (CAUSAL, NextToken()),
+        "block": (DIT, BlockDiffusion(block_size=8)),
+        "block, time": (told, BlockDiffusion(block_size=8)),
+        "llama": (replace(DIT, llama=LlamaBlock(intermediate_size=48, kv_heads=1)), MDLM()),
+        "shifted": (replace(DIT, shift_logits=True), MDLM()),
         **{f"mdlm, time, {name}": (told, MDLM(schedule=each)) for name, each in schedules.items()},
     }
     for name, (backbone, objective) in models.items():
@@ -491,8 +524,8 @@ def scores(folder: Path) -> Iterator[tuple[str, Figures]]:
 def scored(score: Any) -> Figures:
     """Nats and errors, of all texts and of each."""
     return {
-        "nats": [each.nats for each in score.each],
-        "standard errors": [each.standard_error for each in score.each],
+        "nats": [each.nats for each in score.per_text],
+        "standard errors": [each.standard_error for each in score.per_text],
         "by time": score.by_time,
         "by time error": score.by_time_error,
         "tokens": list(score.token_nats),
@@ -519,23 +552,21 @@ def command(*arguments: str) -> Any:
 def report(folder: Path) -> Iterator[tuple[str, Figures]]:
     """A run from its text to its report, its model's way through folders, and what commands say of it."""
     begun(folder)
-    effort = ReportSettings(
-        rows=8, replicates=2, sweep_rows=4, sweep_replicates=2, samples=2, steps=6, seed=1
-    )
+    effort = ReportConfig(windows=8, replicates=2, sweep_windows=4, sweep_replicates=2, samples=2, steps=6, seed=1)
     plain = {
         "mdlm": experiment(folder),
-        "ar": experiment(folder, objective=Autoregression(), backbone=CAUSAL),
+        "ar": experiment(folder, objective=NextToken(), backbone=CAUSAL),
     }
     for name, chosen in plain.items():
         run = folder / "runs" / name
-        yield f"{name}: run", trained(chosen, run, World())
-        found = json.loads((write_report(run, settings=effort).parent / "report.json").read_text())
+        yield f"{name}: run", trained(chosen, run, Distributed())
+        found = json.loads((write_report(run, config=effort).parent / "report.json").read_text())
         curves = found["curves"]
         yield (
             f"{name}: report",
             {
                 "headline": {key: value for key, value in found["headline"].items() if "second" not in key},
-                "held out": found["held_out"],
+                "held out": found["validation"],
                 "step bounds": found["step_bounds"],
                 "loss": curves["loss"],
                 "samples": [sample["text"] for sample in found["samples"]],
@@ -543,10 +574,10 @@ def report(folder: Path) -> Iterator[tuple[str, Figures]]:
         )
         lm = unmask.load(run)
         unmask.save(lm, folder / f"{name} again")
-        unmask.save(averaged_model(run)[0], folder / f"{name} averaged")
+        unmask.save(load_ema_model(run)[0], folder / f"{name} averaged")
         roads = ["again", "averaged"]
         if name == "mdlm":
-            unmask.save(lm, folder / f"{name} published", published=True)
+            unmask.save(lm, folder / f"{name} published", upstream_format=True)
             unmask.save(unmask.load(folder / f"{name} published"), folder / f"{name} back")
             roads += ["published", "back"]
         yield f"{name}: weights", {road: digest(folder / f"{name} {road}") for road in roads}

@@ -17,25 +17,25 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Masking, Process
 from unmask.diffusion.schedule import LogLinear, Schedule
-from unmask.diffusion.times import levels
+from unmask.diffusion.time_sampling import alpha_grid
 from unmask.objectives.base import Objective
 from unmask.sampling.base import Sampler
 from unmask.sampling.canvas import Canvas
-from unmask.types import Each, Vocab
+from unmask.types import RowFn, Vocab
 
-CLEAN, LENGTH, MASK = 3, 3, 3
-VOCAB = Vocab(size=4, mask=MASK)
+NUM_CLEAN, LENGTH, MASK = 3, 3, 3
+VOCAB = Vocab(size=4, mask_id=MASK)
 State = tuple[int, ...]
-STATES: list[State] = list(itertools.product(range(CLEAN + 1), repeat=LENGTH))
-TEXTS: list[State] = [state for state in STATES if MASK not in state]
-BLANK: State = (MASK,) * LENGTH
+STATES: list[State] = list(itertools.product(range(NUM_CLEAN + 1), repeat=LENGTH))
+CLEAN_STATES: list[State] = [state for state in STATES if MASK not in state]
+ALL_MASKED: State = (MASK,) * LENGTH
 
 
 @dataclass
-class Table:
+class TableDenoiser:
     """Logits for every state, position and token, read through an objective; they drift with time."""
 
     logits: Tensor  # [64, L, V]
@@ -43,23 +43,21 @@ class Table:
     objective: Objective
     vocab: Vocab = VOCAB
     max_length: int | None = LENGTH
-    shifted: bool = False
+    shift_logits: bool = False
 
     @property
     def process(self) -> Process:
         return self.objective.process
 
     @property
-    def normalised(self) -> bool:
-        return self.objective.normalised
+    def normalized(self) -> bool:
+        return self.objective.normalized
 
     @property
-    def timeless(self) -> bool:
-        return bool((self.drift == 0).all()) and not self.objective.reads_alpha
+    def time_independent(self) -> bool:
+        return bool((self.drift == 0).all()) and not self.objective.depends_on_alpha
 
-    def __call__(
-        self, z: Tensor, t: Tensor, rows: Any, *, each: Each | None = None, **context: Any
-    ) -> Tensor:
+    def __call__(self, z: Tensor, t: Tensor, positions: Any, *, row_fn: RowFn | None = None, **context: Any) -> Tensor:
         assert t.shape == (len(z), 1)
         number = (z * torch.tensor([16, 4, 1])).sum(1)
         logits = self.logits[number] + t[:, :, None] * self.drift[number]
@@ -67,31 +65,31 @@ class Table:
         if isinstance(self.process, Masking):
             alpha = self.process.schedule.alpha(t)
         masked_alpha = torch.where(z == MASK, alpha.expand(z.shape), 0)
-        log_x = self.objective.read(logits[rows], masked_alpha[rows][:, None], self.vocab)
-        return log_x if each is None else each(log_x, slice(None))
+        log_x = self.objective.log_probs(logits[positions], masked_alpha[positions][:, None], self.vocab)
+        return log_x if row_fn is None else row_fn(log_x, slice(None))
 
 
-def random_table(objective: Objective, seed: int = 0, drift: float = 1.0) -> Table:
+def random_table(objective: Objective, seed: int = 0, drift: float = 1.0) -> TableDenoiser:
     generator = torch.Generator().manual_seed(seed)
     shape = (len(STATES), LENGTH, VOCAB.size)
     logits = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return Table(logits, drift * torch.randn(shape, generator=generator, dtype=torch.float64), objective)
+    return TableDenoiser(logits, drift * torch.randn(shape, generator=generator, dtype=torch.float64), objective)
 
 
-def joint_table(objective: Objective, seed: int = 0) -> tuple[Table, dict[State, float]]:
+def joint_table(objective: Objective, seed: int = 0) -> tuple[TableDenoiser, dict[State, float]]:
     """A table of the true conditionals of a random joint distribution over all texts."""
-    p = np.random.default_rng(seed).dirichlet(np.ones(len(TEXTS)))
-    joint = dict(zip(TEXTS, p.tolist(), strict=True))
+    p = np.random.default_rng(seed).dirichlet(np.ones(len(CLEAN_STATES)))
+    joint = dict(zip(CLEAN_STATES, p.tolist(), strict=True))
     logits = torch.full((len(STATES), LENGTH, VOCAB.size), -30.0, dtype=torch.float64)
     for number, state in enumerate(STATES):
-        agree = [x for x in TEXTS if all(z in (MASK, v) for z, v in zip(state, x, strict=True))]
-        for place, token in itertools.product(range(LENGTH), range(CLEAN)):
+        agree = [x for x in CLEAN_STATES if all(z in (MASK, v) for z, v in zip(state, x, strict=True))]
+        for place, token in itertools.product(range(LENGTH), range(NUM_CLEAN)):
             mass = sum(joint[x] for x in agree if x[place] == token)
             logits[number, place, token] = math.log(max(mass, 1e-300))
-    return Table(logits, torch.zeros_like(logits), objective), joint
+    return TableDenoiser(logits, torch.zeros_like(logits), objective), joint
 
 
-def probabilities(table: Denoise, t: float) -> np.ndarray:
+def probabilities(table: DenoiserLike, t: float) -> np.ndarray:
     """exp(log_x) [64, L, V] of every state, at every position."""
     z = torch.tensor(STATES)
     time = torch.full((len(z), 1), t, dtype=torch.float64)
@@ -99,51 +97,58 @@ def probabilities(table: Denoise, t: float) -> np.ndarray:
     return log_x.exp().double().view(len(STATES), LENGTH, VOCAB.size).numpy()
 
 
-def at(canvas: State) -> np.ndarray:
+def point_mass(canvas: State) -> np.ndarray:
     """All mass [64] on one state."""
     return np.array([float(state == canvas) for state in STATES])
 
 
-def step(
-    table: Denoise, before: np.ndarray, t: float, reveal: float, hide: float = 0.0, fixed: State = BLANK
+def reverse_step(
+    table: DenoiserLike,
+    before: np.ndarray,
+    t: float,
+    unmask_prob: float,
+    remask_prob: float = 0.0,
+    fixed: State = ALL_MASKED,
 ) -> np.ndarray:
     """The distribution [64] after a step: masked -> v with reveal * x_v, visible -> masked with hide."""
-    x = reveal * probabilities(table, t)[:, :, :CLEAN]
+    x = unmask_prob * probabilities(table, t)[:, :, :NUM_CLEAN]
     total = x.sum(-1, keepdims=True)
-    x = x / (total if reveal == 1 else np.maximum(total, 1))
+    x = x / (total if unmask_prob == 1 else np.maximum(total, 1))
     kernel = np.zeros((len(STATES), LENGTH, VOCAB.size))  # where each position of each state goes
     for number, state in enumerate(STATES):
         for place, token in enumerate(state):
             if token == MASK:
-                kernel[number, place, :CLEAN] = x[number, place]
+                kernel[number, place, :NUM_CLEAN] = x[number, place]
             else:
-                kernel[number, place, token] = 1 if fixed[place] != MASK else 1 - hide
-            kernel[number, place, MASK] = 1 - kernel[number, place, :CLEAN].sum()
+                kernel[number, place, token] = 1 if fixed[place] != MASK else 1 - remask_prob
+            kernel[number, place, MASK] = 1 - kernel[number, place, :NUM_CLEAN].sum()
     return np.einsum("s,sa,sb,sc->abc", before, kernel[:, 0], kernel[:, 1], kernel[:, 2]).reshape(-1)
 
 
-def texts_of(p: np.ndarray) -> dict[State, float]:
+def text_distribution(p: np.ndarray) -> dict[State, float]:
     """The distribution over texts; nothing may be left masked."""
     result = dict(zip(STATES, p.tolist(), strict=True))
-    return {x: result[x] for x in TEXTS}
+    return {x: result[x] for x in CLEAN_STATES}
 
 
-def chain(table: Denoise, schedule: Schedule, steps: int, canvas: State = BLANK) -> dict[State, float]:
+def ancestral_distribution(
+    table: DenoiserLike, schedule: Schedule, steps: int, canvas: State = ALL_MASKED
+) -> dict[State, float]:
     """The exact output distribution of T-step ancestral sampling."""
-    level = levels(schedule, steps).tolist()
-    p = at(canvas)
+    level = alpha_grid(schedule, steps).tolist()
+    p = point_mass(canvas)
     for i in range(steps, 0, -1):
-        p = step(table, p, i / steps, (level[i - 1] - level[i]) / (1 - level[i]))
-    return texts_of(p)
+        p = reverse_step(table, p, i / steps, (level[i - 1] - level[i]) / (1 - level[i]))
+    return text_distribution(p)
 
 
-def random_orders(table: Denoise, canvas: State = BLANK) -> dict[State, float]:
+def random_order_distribution(table: DenoiserLike, canvas: State = ALL_MASKED) -> dict[State, float]:
     """The exact output distribution of revealing one position after the other (a timeless table)."""
     holes = [place for place, token in enumerate(canvas) if token == MASK]
-    result = dict.fromkeys(TEXTS, 0.0)
+    result = dict.fromkeys(CLEAN_STATES, 0.0)
     orders = list(itertools.permutations(holes))
     prediction = dict(zip(STATES, probabilities(table, 0.5).tolist(), strict=True))
-    for order, x in itertools.product(orders, TEXTS):
+    for order, x in itertools.product(orders, CLEAN_STATES):
         if any(token not in (MASK, x[place]) for place, token in enumerate(canvas)):
             continue
         state, p = list(canvas), 1.0
@@ -161,7 +166,7 @@ def maskings(x: State, alpha: float) -> Iterator[tuple[State, float]]:
         yield z, math.prod(1 - alpha if h else alpha for h in hidden)
 
 
-def masked_nats(table: Denoise, x: State, alpha: float, t: float, jump: float | None) -> float:
+def masked_nats(table: DenoiserLike, x: State, alpha: float, t: float, unmask_prob: float | None) -> float:
     """E over z_t of the summed KL of masked tokens, divided by the step's reveal probability.
 
     With a jump r: the KL between (r on x, 1 - r on the mask) and (r x_v, 1 - r S), from its definition.
@@ -175,17 +180,21 @@ def masked_nats(table: Denoise, x: State, alpha: float, t: float, jump: float | 
                 continue
             line = prediction[STATES.index(z), place]
             at_x, total = float(line[x[place]]), float(line.sum())
-            if jump is None:
+            if unmask_prob is None:
                 nats += p * (-math.log(at_x) + total - 1)
             else:
-                stay = 0.0 if jump == 1 else (1 - jump) * math.log((1 - jump) / (1 - jump * total))
-                nats += p * (-math.log(at_x) + stay / jump)
+                stay = (
+                    0.0
+                    if unmask_prob == 1
+                    else (1 - unmask_prob) * math.log((1 - unmask_prob) / (1 - unmask_prob * total))
+                )
+                nats += p * (-math.log(at_x) + stay / unmask_prob)
     return nats
 
 
-def step_bound(table: Denoise, schedule: Schedule, steps: int, x: State) -> float:
+def discrete_bound(table: DenoiserLike, schedule: Schedule, steps: int, x: State) -> float:
     """The exact T-step bound on -log p(x), in nats."""
-    level = levels(schedule, steps).tolist()
+    level = alpha_grid(schedule, steps).tolist()
     nats = 0.0
     for i in range(1, steps + 1):
         jump = (level[i - 1] - level[i]) / (1 - level[i])
@@ -193,7 +202,7 @@ def step_bound(table: Denoise, schedule: Schedule, steps: int, x: State) -> floa
     return nats
 
 
-def continuous_bound(table: Denoise, schedule: Schedule, x: State, nodes: int = 64) -> float:
+def continuous_bound(table: DenoiserLike, schedule: Schedule, x: State, nodes: int = 64) -> float:
     """The exact continuous-time bound, as an integral over the level a of visible tokens:
     da/(1 - a) E[nats], with the clock at t(a)."""
     points, weights = np.polynomial.legendre.leggauss(nodes)
@@ -208,18 +217,20 @@ def continuous_bound(table: Denoise, schedule: Schedule, x: State, nodes: int = 
     return nats
 
 
-def counts(sampler: Sampler, denoise: Denoise, n: int, batch: int, canvas: State = BLANK) -> dict[State, int]:
+def sample_counts(
+    sampler: Sampler, denoiser: DenoiserLike, n: int, batch: int, canvas: State = ALL_MASKED
+) -> dict[State, int]:
     """How often each text comes out of n runs, `batch` at a time, each with its own seed."""
-    result = dict.fromkeys(TEXTS, 0)
+    result = dict.fromkeys(CLEAN_STATES, 0)
     for first in range(0, n, batch):
         tokens = torch.tensor([canvas] * batch)
-        *_, z = sampler.run(denoise, Canvas(tokens, tuple(range(first, first + batch))))
+        *_, z = sampler.run(denoiser, Canvas(tokens, tuple(range(first, first + batch))))
         for text in z.tolist():
             result[tuple(text)] += 1
     return result
 
 
-def agrees(seen: dict[State, int], expected: dict[State, float]) -> float:
+def chi_square_p_value(seen: dict[State, int], expected: dict[State, float]) -> float:
     """The chi-square p-value of observed counts; impossible texts must not have been seen."""
     assert math.isclose(sum(expected.values()), 1, rel_tol=1e-9)
     n = sum(seen.values())

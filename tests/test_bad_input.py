@@ -19,17 +19,17 @@ from unmask import (
     MDLM,
     SEDD,
     Ancestral,
-    Autoregression,
     Autoregressive,
     Batch,
-    Choice,
     Confidence,
     DiTConfig,
     EntropyBounded,
     FirstHitting,
     LanguageModel,
+    NextToken,
     RandomOrder,
-    Remask,
+    ReMDM,
+    SamplingParams,
     SemiAutoregressive,
     Threshold,
     Tokenizer,
@@ -39,10 +39,10 @@ from unmask import (
 )
 from unmask.objectives import AnyObjective
 from unmask.sampling import AnySampler
-from unmask.serve.wording import Wording
+from unmask.serve.text_codec import TextCodec
 from unmask.types import LogX
 
-TINY = DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0)
+TINY = DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0)
 MASK = 4  # after the ids 0..3 of " abc"
 FEW = Ancestral(steps=4)
 
@@ -51,8 +51,8 @@ Call = Callable[[LanguageModel], object]
 
 def model(objective: AnyObjective | None = None) -> LanguageModel:
     objective = objective or MDLM()
-    backbone = replace(TINY, causal=isinstance(objective, Autoregression))
-    return LanguageModel.new(backbone, objective, Tokenizer.characters("abc "))
+    backbone = replace(TINY, causal=isinstance(objective, NextToken))
+    return LanguageModel.from_config(backbone, objective, Tokenizer.characters("abc "))
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +73,12 @@ def ids(*values: float) -> Tensor:
 def ask(lm: LanguageModel, z: Tensor, t: Tensor | None = None, rows: Tensor | None = None) -> LogX:
     """log_x at every position of z, unless said otherwise."""
     t = torch.full((len(z), 1), 0.5) if t is None else t
-    out: LogX = lm.denoise(z, t, torch.ones(z.shape, dtype=torch.bool) if rows is None else rows)
+    out: LogX = lm.denoiser(z, t, torch.ones(z.shape, dtype=torch.bool) if rows is None else rows)
     return out
 
 
 def nll(lm: LanguageModel, tokens: Tensor, **flags: Tensor) -> Tensor:
-    return lm.objective.token_nll(lm.denoise, Batch(tokens, **flags), torch.Generator().manual_seed(0))
+    return lm.objective.token_nll(lm.denoiser, Batch(tokens, **flags), torch.Generator().manual_seed(0))
 
 
 def time(*values: float) -> Tensor:
@@ -104,11 +104,11 @@ BAD: dict[str, tuple[Call, str]] = {
     "score: mask id": (lambda lm: lm.score([[0, MASK]]), HIDDEN),
     "score: enormous id": (lambda lm: lm.score([[2**70]]), f"{2**70} is outside the vocabulary"),
     "score: ids of no text": (lambda lm: lm.score([1, 2, 3]), "ids.*got 1"),
-    "fill: id outside": (lambda lm: lm.fill(ids(MASK, 9)), OUTSIDE),
-    "fill: negative id": (lambda lm: lm.fill(ids(MASK, -1)), NEGATIVE),
-    "fill: float ids": (lambda lm: lm.fill(ids(4.0, 1.0)), FLOATS),
-    "fill: no batch": (lambda lm: lm.fill(ids(MASK, 1)[0]), r"canvas must be \[B, L\].*got shape \[2\]"),
-    "fill: no positions": (lambda lm: lm.fill(torch.zeros(2, 0).long()), r"\[2, 0\]"),
+    "fill: id outside": (lambda lm: lm.generate(ids(MASK, 9)), OUTSIDE),
+    "fill: negative id": (lambda lm: lm.generate(ids(MASK, -1)), NEGATIVE),
+    "fill: float ids": (lambda lm: lm.generate(ids(4.0, 1.0)), FLOATS),
+    "fill: no batch": (lambda lm: lm.generate(ids(MASK, 1)[0]), r"canvas must be \[B, L\].*got shape \[2\]"),
+    "fill: no positions": (lambda lm: lm.generate(torch.zeros(2, 0).long()), r"\[2, 0\]"),
     "token_nll: id outside": (lambda lm: nll(lm, ids(0, 9)), OUTSIDE),
     "token_nll: negative id": (lambda lm: nll(lm, ids(0, -1)), NEGATIVE),
     "token_nll: float ids": (lambda lm: nll(lm, ids(0.0, 1.0)), FLOATS),
@@ -181,15 +181,18 @@ BAD: dict[str, tuple[Call, str]] = {
     "seed: negative, score": (lambda lm: lm.score("ab", seed=-1), "must be 0 or above.*got -1"),
     "seed: enormous": (lambda lm: lm.sample(length=4, seed=2**128), f"below.*got {2**128}"),
     # how tokens are chosen
-    "temperature: negative": (lambda lm: Choice(temperature=-0.1), "temperature must be 0.*got -0.1"),
-    "temperature: NaN": (lambda lm: Choice(temperature=math.nan), "temperature must be 0.*got nan"),
-    "temperature: infinite": (lambda lm: Choice(temperature=math.inf), "temperature must be.*got inf"),
-    "top_k: 0": (lambda lm: Choice(top_k=0), "top_k must keep at least 1 token; got 0"),
-    "top_p: 0": (lambda lm: Choice(top_p=0.0), "top_p must be above 0 and at most 1; got 0"),
-    "top_p: 1.5": (lambda lm: Choice(top_p=1.5), "top_p must be above 0 and at most 1; got 1.5"),
-    "top_p: NaN": (lambda lm: Choice(top_p=math.nan), "top_p must be above 0 and at most 1; got nan"),
+    "temperature: negative": (lambda lm: SamplingParams(temperature=-0.1), "temperature must be 0.*got -0.1"),
+    "temperature: NaN": (lambda lm: SamplingParams(temperature=math.nan), "temperature must be 0.*got nan"),
+    "temperature: infinite": (
+        lambda lm: SamplingParams(temperature=math.inf),
+        "temperature must be.*got inf",
+    ),
+    "top_k: 0": (lambda lm: SamplingParams(top_k=0), "top_k must keep at least 1 token; got 0"),
+    "top_p: 0": (lambda lm: SamplingParams(top_p=0.0), "top_p must be above 0 and at most 1; got 0"),
+    "top_p: 1.5": (lambda lm: SamplingParams(top_p=1.5), "top_p must be above 0 and at most 1; got 1.5"),
+    "top_p: NaN": (lambda lm: SamplingParams(top_p=math.nan), "top_p must be above 0 and at most 1; got nan"),
     "threshold: 2": (lambda lm: Threshold(threshold=2.0), r"probability in \[0, 1\]; got 2.0"),
-    "bound: negative": (lambda lm: EntropyBounded(bound=-1.0), "must be 0 or above; got -1.0"),
+    "bound: negative": (lambda lm: EntropyBounded(entropy_bound=-1.0), "must be 0 or above; got -1.0"),
     # windows
     "window: not longer than the stride": (
         lambda lm: SemiAutoregressive(stride=8, window=8),
@@ -201,18 +204,18 @@ BAD: dict[str, tuple[Call, str]] = {
     ),
     "stride: 0": (lambda lm: SemiAutoregressive(stride=0), "stride must be at least 1; got 0"),
     # parts that do not belong together
-    "mask outside the vocabulary": (lambda lm: Vocab(size=5, mask=5), r"mask id 5 is outside.*0\.\.4"),
+    "mask outside the vocabulary": (lambda lm: Vocab(size=5, mask_id=5), r"mask id 5 is outside.*0\.\.4"),
     "tokenizer larger than the model": (
-        lambda lm: LanguageModel(lm.denoise, Tokenizer.bytes()),
+        lambda lm: LanguageModel(lm.denoiser, Tokenizer.bytes()),
         "the tokenizer has 256 ids and the model only 5",
     ),
     "causal diffusion": (
-        lambda lm: LanguageModel.new(replace(TINY, causal=True), MDLM(), Tokenizer.characters("abc ")),
+        lambda lm: LanguageModel.from_config(replace(TINY, causal=True), MDLM(), Tokenizer.characters("abc ")),
         "got causal=True with MDLM",
     ),
     "autoregression in both directions": (
-        lambda lm: LanguageModel.new(TINY, Autoregression(), Tokenizer.characters("abc ")),
-        "an autoregressive objective needs a causal backbone.*got causal=False with Autoregression",
+        lambda lm: LanguageModel.from_config(TINY, NextToken(), Tokenizer.characters("abc ")),
+        "an autoregressive objective needs a causal backbone.*got causal=False with NextToken",
     ),
 }
 
@@ -223,15 +226,13 @@ BAD: dict[str, tuple[Call, str]] = {
         lambda lm: lm.score("hello world"),
         lambda lm: lm.infill("hello <mask:2>"),
         lambda lm: lm.sample(length=12, prompt="hello"),
-        lambda lm: Wording(lm.tokenizer, lm.vocab.mask).canvas("hello <mask:2> world"),
+        lambda lm: TextCodec(lm.tokenizer, lm.vocab.mask_id).encode_template("hello <mask:2> world"),
     ],
     ids=["score", "infill", "sample", "server"],
 )
 def test_a_text_of_another_alphabet_is_refused_everywhere(call: Call) -> None:
-    lm = LanguageModel.new(TINY, MDLM(), Tokenizer.dna())
-    refused(
-        lambda: call(lm), r"of \d+ characters are unknown to the tokenizer .* would become N, more than 5%"
-    )
+    lm = LanguageModel.from_config(TINY, MDLM(), Tokenizer.dna())
+    refused(lambda: call(lm), r"of \d+ characters are unknown to the tokenizer .* would become N, more than 5%")
     assert lm.score("ACGTNRacgt", draws=16).tokens == 10
 
 
@@ -248,7 +249,7 @@ def test_the_same_calls_with_good_input_are_taken(lm: LanguageModel) -> None:
     assert lm.infill(["a", 2, "c"], sampler=FEW).tokens.shape == (1, 4)
     assert lm.infill(ids(0, MASK)[0], sampler=FEW).tokens[0, 0] == 0
     assert lm.score(["ab", [0, 1]], draws=16).tokens == 4
-    assert Choice(temperature=0, top_k=1, top_p=1.0).top_k == 1
+    assert SamplingParams(temperature=0, top_k=1, top_p=1.0).top_k == 1
 
 
 def test_ids_of_int32_are_taken_everywhere_or_nowhere(lm: LanguageModel) -> None:
@@ -256,7 +257,7 @@ def test_ids_of_int32_are_taken_everywhere_or_nowhere(lm: LanguageModel) -> None
     calls: list[Callable[[], object]] = [
         lambda: ask(lm, z),
         lambda: nll(lm, z[:, :1]),
-        lambda: lm.fill(z, FEW),
+        lambda: lm.generate(z, FEW),
     ]
     refusals = []
     for call in calls:
@@ -269,7 +270,7 @@ def test_ids_of_int32_are_taken_everywhere_or_nowhere(lm: LanguageModel) -> None
 
 
 @pytest.mark.parametrize("steps", [0, -3])
-@pytest.mark.parametrize("kind", [Ancestral, RandomOrder, Confidence, Remask, UniformAncestral, D3PM])
+@pytest.mark.parametrize("kind", [Ancestral, RandomOrder, Confidence, ReMDM, UniformAncestral, D3PM])
 def test_steps_start_at_one(kind: Callable[..., Any], steps: int) -> None:
     refused(lambda: kind(steps=steps), f"steps must be a whole number from 1 to 1,048,576; got {steps}")
 
@@ -281,7 +282,7 @@ MASKED_ONLY: list[AnySampler] = [
     Confidence(),
     Threshold(),
     EntropyBounded(),
-    Remask(),
+    ReMDM(),
     SemiAutoregressive(stride=2),
 ]
 
@@ -291,17 +292,15 @@ MASKED_ONLY: list[AnySampler] = [
     [
         (MDLM(), [Autoregressive()], "for writing from left to right.*trained for masked diffusion"),
         (MDLM(), [UniformAncestral()], "for uniform noise.*trained for masked diffusion"),
-        (Autoregression(), MASKED_ONLY, "for masked diffusion.*trained for writing from left to right"),
-        (Autoregression(), [UniformAncestral()], "for uniform noise.*trained for writing from left to right"),
+        (NextToken(), MASKED_ONLY, "for masked diffusion.*trained for writing from left to right"),
+        (NextToken(), [UniformAncestral()], "for uniform noise.*trained for writing from left to right"),
         (UniformDiffusion(), MASKED_ONLY, "for masked diffusion.*trained for uniform noise"),
         (SEDD(), [FirstHitting()], "first-hitting needs.*sum to one.*take the sampler ancestral"),
         (D3PM(), [FirstHitting()], "first-hitting needs.*sum to one.*take the sampler ancestral"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list | str) else "",
 )
-def test_a_sampler_must_fit_the_model(
-    objective: AnyObjective, samplers: list[AnySampler], sentence: str
-) -> None:
+def test_a_sampler_must_fit_the_model(objective: AnyObjective, samplers: list[AnySampler], sentence: str) -> None:
     lm = model(objective)
     for sampler in samplers:
         refused(lambda sampler=sampler: lm.sample(length=4, sampler=sampler), sentence)
@@ -310,14 +309,14 @@ def test_a_sampler_must_fit_the_model(
 def damaged(objective: AnyObjective) -> LanguageModel:
     lm = model(objective)
     with torch.no_grad():
-        lm.denoise.backbone.blocks[0].mlp[0].weight[0, 0] = math.nan
-        lm.denoise.backbone.output.weight.normal_(generator=torch.Generator().manual_seed(0))
+        lm.denoiser.backbone.blocks[0].mlp[0].weight[0, 0] = math.nan
+        lm.denoiser.backbone.lm_head.weight.normal_(generator=torch.Generator().manual_seed(0))
     return lm
 
 
 @pytest.mark.parametrize(
     "objective",
-    [MDLM(), D3PM(steps=8), SEDD(), UniformDiffusion(steps=8), Autoregression()],
+    [MDLM(), D3PM(steps=8), SEDD(), UniformDiffusion(steps=8), NextToken()],
     ids=lambda objective: type(objective).__name__,
 )
 def test_weights_that_are_nan_are_named(objective: AnyObjective) -> None:
@@ -328,15 +327,22 @@ def test_weights_that_are_nan_are_named(objective: AnyObjective) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(), Choice(temperature=0), Choice(temperature=0.5), Choice(top_k=2), Choice(top_p=0.5)]
+    "choice",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_k=2),
+        SamplingParams(top_p=0.5),
+    ],
 )
-def test_no_sampler_writes_from_nan(choice: Choice) -> None:
+def test_no_sampler_writes_from_nan(choice: SamplingParams) -> None:
     lm = damaged(MDLM())
     for sampler in MASKED_ONLY:
         if isinstance(sampler, SemiAutoregressive):
-            chosen: AnySampler = replace(sampler, sampler=Ancestral(choice=choice))
+            chosen: AnySampler = replace(sampler, sampler=Ancestral(params=choice))
         else:
-            chosen = replace(sampler, choice=choice)
+            chosen = replace(sampler, params=choice)
         refused(lambda chosen=chosen: lm.sample(length=4, sampler=chosen), "NaN.*weights are damaged")
 
 
@@ -344,7 +350,7 @@ def test_no_sampler_writes_from_nan(choice: Choice) -> None:
 def test_probabilities_that_vanish_or_overflow_are_named(logit: float) -> None:
     # SEDD's are free: nothing normalises them before they are drawn from.
     lm = model(SEDD())
-    torch.nn.init.constant_(lm.denoise.backbone.output.bias, logit)
+    torch.nn.init.constant_(lm.denoiser.backbone.lm_head.bias, logit)
     refused(lambda: lm.sample(length=4, sampler=FEW), "log-probabilities are NaN or.*weights are damaged")
 
 
@@ -382,7 +388,7 @@ def replace_by_folder(folder: Path) -> None:
 
 def enormous(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config["vocab"] = {"size": 2**50, "mask": MASK}
+    config["vocab"] = {"size": 2**50, "mask_id": MASK}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -395,8 +401,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is not JSON": (write_config('{"format": '), r"config\.json is not valid JSON"),
     "config is empty": (write_config(""), r"config\.json is not valid JSON"),
     "config is a list": (write_config("[1, 2]"), r"config\.json must hold a JSON object; got list"),
-    "unknown layout": (write_config('{"model_type": "nobody"}'), 'not known here.*"unmask-1".*"mdlm"'),
-    "only a format": (write_config('{"format": "unmask-1"}'), "incomplete: ModelConfig needs 'vocab'"),
+    "unknown layout": (write_config('{"model_type": "nobody"}'), 'not known here.*"unmask-2".*"mdlm"'),
+    "only a format": (write_config('{"format": "unmask-2"}'), "incomplete: ModelConfig needs 'vocab'"),
     "unknown setting": (set_config(widht=32), "unknown field 'widht'.*did you mean width"),
     "setting of another type": (set_config(depth="one"), "backbone.depth must be int; got 'one'"),
     "setting out of range": (set_config(depth=0), "depth must be at least 1; got 0"),
@@ -405,7 +411,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights empty": (cut("model.safetensors", 0), NOT_READ),
     "weights too narrow": (set_config(width=64), r"has shape \[32, 32\] where config\.json asks.*\[64, 64\]"),
     "weights too few": (set_config(depth=2), r"lacks tensors blocks\.1.*does not fit its config\.json"),
-    "weights too many": (set_config(tied=True), r"unknown tensors output\.weight.*does not fit"),
+    "weights too many": (set_config(tie_embeddings=True), r"unknown tensors output\.weight.*does not fit"),
     "sizes beyond all memory": (enormous, r"config\.json"),
     "tokenizer not one": (lambda f: (f / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),
     "tokenizer of another model": (
@@ -435,7 +441,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
 
 
 def test_an_undamaged_folder_is_taken(folder: Path) -> None:
-    assert unmask.load(folder).vocab.mask == MASK
+    assert unmask.load(folder).vocab.mask_id == MASK
 
 
 def test_what_is_no_folder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -451,8 +457,6 @@ def test_a_flipped_byte_is_noticed(lm: LanguageModel, tmp_path: Path) -> None:
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1  # safetensors itself does not notice: the file is well-formed
     (folder / "model.safetensors").write_bytes(weights)
-    refused(
-        lambda: unmask.load(folder), rf"{WEIGHTS} is damaged: its SHA-256 is not the one in manifest\.json"
-    )
+    refused(lambda: unmask.load(folder), rf"{WEIGHTS} is damaged: its SHA-256 is not the one in manifest\.json")
     (folder / "manifest.json").unlink()
-    assert unmask.load(folder).vocab.mask == MASK
+    assert unmask.load(folder).vocab.mask_id == MASK

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from unmask.backbones.dit import DiTConfig, TimeConditioning
 from unmask.config import from_json, override, to_json
-from unmask.diffusion.schedule import AnySchedule, Cosine, FromRate, LogLinear
-from unmask.diffusion.times import AnyTimes, PiecewiseTimes, PowerTimes, UniformTimes
+from unmask.diffusion.schedule import AnySchedule, Cosine, IntegratedRate, LogLinear
+from unmask.diffusion.time_sampling import AnyTimes, HistogramTimes, PowerTimes, UniformTimes
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective
-from unmask.training.loop import Training
 from unmask.training.trackers import TensorBoard
+from unmask.training.trainer import TrainingConfig
 
-WRITABLE = [schedule() for schedule in get_args(AnySchedule) if schedule is not FromRate]
-PROPOSALS: list[AnyTimes] = [UniformTimes(), PowerTimes(3.5), PiecewiseTimes((1.0, 2.5))]
+WRITABLE = [schedule() for schedule in get_args(AnySchedule) if schedule is not IntegratedRate]
+PROPOSALS: list[AnyTimes] = [UniformTimes(), PowerTimes(3.5), HistogramTimes((1.0, 2.5))]
 
 
 def through_a_file(kind: Any, value: Any) -> Any:
@@ -55,9 +55,9 @@ def test_none_comes_back() -> None:
     "config",
     [
         DiTConfig(),
-        DiTConfig(width=64, depth=3, heads=4, length=32, dropout=0.0, tied=True, qk_norm=True),
-        DiTConfig(causal=True, rotary_base=500_000.0),
-        DiTConfig(time=TimeConditioning(width=32, scale=1.5)),
+        DiTConfig(width=64, depth=3, heads=4, max_length=32, dropout=0.0, tie_embeddings=True, qk_norm=True),
+        DiTConfig(causal=True, rope_theta=500_000.0),
+        DiTConfig(time_conditioning=TimeConditioning(width=32, scale=1.5)),
     ],
 )
 def test_every_network_comes_back(config: DiTConfig) -> None:
@@ -65,16 +65,16 @@ def test_every_network_comes_back(config: DiTConfig) -> None:
 
 
 def test_what_is_written() -> None:
-    assert to_json(SEDD(schedule=Cosine(eps=0.25), times=PiecewiseTimes((1.0, 2.0)))) == {
+    assert to_json(SEDD(schedule=Cosine(eps=0.25), times=HistogramTimes((1.0, 2.0)))) == {
         "kind": "SEDD",
         "schedule": {"kind": "Cosine", "eps": 0.25},
-        "times": {"kind": "PiecewiseTimes", "shares": [1.0, 2.0]},
-        "exact_counts": False,
+        "times": {"kind": "HistogramTimes", "weights": [1.0, 2.0]},
+        "exact_mask_counts": False,
     }
 
 
 def test_a_rate_is_code_and_cannot_be_written() -> None:
-    rate = FromRate(lambda t: torch.ones_like(t))
+    rate = IntegratedRate(lambda t: torch.ones_like(t))
     for value in (rate, MDLM(schedule=rate)):
         with pytest.raises(ValueError, match=r"lambda.* cannot be written to a config file"):
             to_json(value)
@@ -82,7 +82,7 @@ def test_a_rate_is_code_and_cannot_be_written() -> None:
 
 def test_a_rate_cannot_be_read_either() -> None:
     with pytest.raises(ValueError, match=r"^config\.schedule\.beta must be .*; got '__import__'$"):
-        from_json(AnyObjective, {"kind": "MDLM", "schedule": {"kind": "FromRate", "beta": "__import__"}})
+        from_json(AnyObjective, {"kind": "MDLM", "schedule": {"kind": "IntegratedRate", "beta": "__import__"}})
 
 
 def test_what_is_left_out_takes_its_default() -> None:
@@ -102,9 +102,7 @@ def test_a_whole_number_is_a_float_but_not_the_other_way_round() -> None:
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"^model\.objective has kind 'MLDM'; known are MDLM, D3PM, SEDD"
-    ) as error:
+    with pytest.raises(ValueError, match=r"^model\.objective has kind 'MLDM'; known are MDLM, D3PM, SEDD") as error:
         from_json(AnyObjective, {"kind": "MLDM"}, "model.objective")
     assert str(error.value).endswith("(did you mean MDLM?)")
 
@@ -127,9 +125,7 @@ def test_a_union_must_be_told_apart() -> None:
 
 
 def test_an_unknown_field_says_where_and_what_was_meant() -> None:
-    with pytest.raises(
-        ValueError, match=r"^config\.schedule has an unknown field 'epz'; LogLinear has eps"
-    ) as error:
+    with pytest.raises(ValueError, match=r"^config\.schedule has an unknown field 'epz'; LogLinear has eps") as error:
         from_json(AnyObjective, {"kind": "MDLM", "schedule": {"kind": "LogLinear", "epz": 0.1}})
     assert str(error.value).endswith("(did you mean eps?)")
 
@@ -149,8 +145,8 @@ def test_an_unknown_field_says_where_and_what_was_meant() -> None:
             r"config\.schedule\.eps must be float; got 'x'",
         ),
         (
-            {"kind": "SEDD", "times": {"kind": "PiecewiseTimes", "shares": [1.0, None]}},
-            r"config\.times\.shares\[1\] must be float; got None",
+            {"kind": "SEDD", "times": {"kind": "HistogramTimes", "weights": [1.0, None]}},
+            r"config\.times\.weights\[1\] must be float; got None",
         ),
         (
             {"kind": "MDLM", "schedule": {"kind": "Cosine", "eps": True}},
@@ -165,8 +161,8 @@ def test_a_wrong_type_says_where_and_what_would_be_right(data: Any, sentence: st
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^config\.times is incomplete: .*'shares'"):
-        from_json(AnyObjective, {"kind": "MDLM", "times": {"kind": "PiecewiseTimes"}})
+    with pytest.raises(ValueError, match=r"^config\.times is incomplete: .*'weights'"):
+        from_json(AnyObjective, {"kind": "MDLM", "times": {"kind": "HistogramTimes"}})
 
 
 def test_values_are_checked_as_in_python() -> None:
@@ -257,10 +253,10 @@ def test_a_kind_starts_from_its_defaults_and_is_then_changed() -> None:
 
 
 def test_a_kind_without_defaults_can_be_chosen_and_completed() -> None:
-    changed = override(Whole(), "objective.times=PiecewiseTimes", "objective.times.shares=1,2")
-    assert changed == Whole(objective=MDLM(times=PiecewiseTimes((1.0, 2.0))))
-    with pytest.raises(ValueError, match=r"objective\.times is incomplete: PiecewiseTimes needs 'shares'$"):
-        override(Whole(), "objective.times=PiecewiseTimes")
+    changed = override(Whole(), "objective.times=HistogramTimes", "objective.times.weights=1,2")
+    assert changed == Whole(objective=MDLM(times=HistogramTimes((1.0, 2.0))))
+    with pytest.raises(ValueError, match=r"objective\.times is incomplete: HistogramTimes needs 'weights'$"):
+        override(Whole(), "objective.times=HistogramTimes")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +301,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 FILLED = Whole(
-    SEDD(schedule=Cosine(0.25), times=PiecewiseTimes((1.0, 2.0))),
+    SEDD(schedule=Cosine(0.25), times=HistogramTimes((1.0, 2.0))),
     Part(flag=True, time=TimeConditioning(8, 2.0)),
 )
 
@@ -340,4 +336,4 @@ def test_any_text_is_a_change_or_told_to_be_none(text: str) -> None:
 
 @pytest.mark.parametrize("value", ['["TensorBoard"]', "TensorBoard", '[{"kind": "TensorBoard"}]'])
 def test_names_of_kinds_stand_for_their_defaults_in_lists_too(value: str) -> None:
-    assert override(Training(), f"trackers={value}").trackers == (TensorBoard(),)
+    assert override(TrainingConfig(), f"trackers={value}").trackers == (TensorBoard(),)

@@ -15,13 +15,13 @@ import unmask
 from unmask.backbones.dit import DiTConfig
 from unmask.cli import main
 from unmask.config import override
-from unmask.data.loader import Wrapped
-from unmask.experiment import Experiment, begin, carry_out, prepare_corpus
+from unmask.data.loader.loader import Wrapped
+from unmask.distributed import Distributed
+from unmask.experiment import Experiment, _prepare_corpus, build_trainer, run_experiment
 from unmask.objectives import MDLM
 from unmask.recipes import RECIPES
-from unmask.training.loop import Training
 from unmask.training.optim import AdamW
-from unmask.world import World
+from unmask.training.trainer import TrainingConfig
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
 
@@ -30,12 +30,18 @@ def tiny(source: Path) -> Experiment:
     return Experiment(
         sources=(str(source),),
         tokenizer="bytes",
-        backbone=DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0),
+        backbone=DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0),
         layout=Wrapped(16),
-        training=Training(
-            steps=6, batch_size=4, optimizer=AdamW(lr=1e-2), warmup=2, bf16=False, save_every=3, ema=0.5
+        training=TrainingConfig(
+            steps=6,
+            batch_size=4,
+            optimizer=AdamW(lr=1e-2),
+            warmup_steps=2,
+            bf16=False,
+            save_every=3,
+            ema_decay=0.5,
         ),
-        evaluate_rows=4,
+        eval_windows=4,
     )
 
 
@@ -48,32 +54,34 @@ def source(tmp_path: Path) -> Path:
 
 def test_the_same_experiment_goes_on_and_another_is_refused(source: Path, tmp_path: Path) -> None:
     experiment, folder = tiny(source), tmp_path / "run"
-    assert carry_out(experiment, folder, World())
+    assert run_experiment(experiment, folder, Distributed())
     first = unmask.load(folder / "model").score("the fox").nats
-    assert carry_out(replace(experiment, training=replace(experiment.training, keep=3)), folder, World())
+    assert run_experiment(
+        replace(experiment, training=replace(experiment.training, keep_checkpoints=3)), folder, Distributed()
+    )
     assert unmask.load(folder / "model").score("the fox").nats == first
-    longer = replace(experiment, training=replace(experiment.training, warmup=3))
+    longer = replace(experiment, training=replace(experiment.training, warmup_steps=3))
     with pytest.raises(ValueError, match=r"another experiment: training\.warmup was 2 and is now 3"):
-        carry_out(longer, folder, World())
+        run_experiment(longer, folder, Distributed())
     source.write_text(TEXT + "and runs")
     prepared = (folder / "corpus" / "manifest.json").read_bytes()
     with pytest.raises(ValueError, match=r"another experiment: the text of .*fox\.txt has changed since"):
-        carry_out(experiment, folder, World())
+        run_experiment(experiment, folder, Distributed())
     assert (folder / "corpus" / "manifest.json").read_bytes() == prepared  # and nothing is lost
     source.write_text(TEXT)
-    assert carry_out(experiment, folder, World())
+    assert run_experiment(experiment, folder, Distributed())
 
 
 def test_a_run_from_before_a_setting_was_there_goes_on(source: Path, tmp_path: Path) -> None:
     experiment, folder = tiny(source), tmp_path / "run"
-    assert carry_out(experiment, folder, World())
+    assert run_experiment(experiment, folder, Distributed())
     stated = json.loads((folder / "experiment.json").read_text())
-    assert stated["options"]["source"].pop("encoding") == "utf-8"
+    assert stated["prepare"]["source"].pop("encoding") == "utf-8"
     (folder / "experiment.json").write_text(json.dumps(stated))
-    assert carry_out(experiment, folder, World())
-    other = override(experiment, "options.source.encoding=latin-1")
+    assert run_experiment(experiment, folder, Distributed())
+    other = override(experiment, "prepare.source.encoding=latin-1")
     with pytest.raises(ValueError, match=r"options\.source\.encoding was 'utf-8' and is now 'latin-1'"):
-        carry_out(other, folder, World())
+        run_experiment(other, folder, Distributed())
 
 
 def test_prepare_train_eval_sample(
@@ -95,7 +103,13 @@ def test_prepare_train_eval_sample(
     assert score["bytes"] == len(TEXT)
     assert score["tokens"] == len(TEXT) + 1  # the document's separator is predicted, too
     assert score["standard_error"] > 0
-    for options in ((), ("--published",)):
+    for options in (
+        (),
+        (
+            "--format",
+            "upstream",
+        ),
+    ):
         exported = Path(command("export", str(run), str(tmp_path / f"out{len(options)}"), *options).strip())
         assert unmask.load(exported).score("the fox").nats == unmask.load(run / "model").score("the fox").nats
     assert command("sample", str(run / "model"), "--length", "8", "--steps", "2")
@@ -106,9 +120,7 @@ def test_an_autoregressive_counterpart_is_one_word_away(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(RECIPES, "tiny", lambda: tiny(source))
-    monkeypatch.setattr(
-        sys, "argv", ["unmask", "train", "tiny", "--out", str(tmp_path / "ar"), "--objective", "ar"]
-    )
+    monkeypatch.setattr(sys, "argv", ["unmask", "train", "tiny", "--out", str(tmp_path / "ar"), "--objective", "ar"])
     main()
     assert unmask.load(tmp_path / "ar" / "model").score("the fox").standard_error == 0
 
@@ -135,26 +147,24 @@ def test_bad_input(
 
 def test_a_unigram_start_predicts_tokens_as_often_as_they_occur(source: Path, tmp_path: Path) -> None:
     """At once, and with no step taken: the loss of the first step is the text's entropy in bytes."""
-    experiment = replace(tiny(source), unigram_start=True, objective=MDLM(exact_counts=True))
-    experiment = replace(
-        experiment, training=replace(experiment.training, batch_size=64)
-    )  # for a steady mean
-    corpus = prepare_corpus(experiment, tmp_path / "run", World())
-    run = begin(experiment, corpus, World())
-    ids = corpus.splits["train"].read(0, corpus.splits["train"].tokens)
+    experiment = replace(tiny(source), unigram_bias_init=True, objective=MDLM(exact_mask_counts=True))
+    experiment = replace(experiment, training=replace(experiment.training, batch_size=64))  # for a steady mean
+    corpus = _prepare_corpus(experiment, tmp_path / "run", Distributed())
+    run = build_trainer(experiment, corpus, Distributed())
+    ids = corpus.splits["train"].read(0, corpus.splits["train"].num_tokens)
     counts = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
     entropy = -(counts * np.log(counts)).sum()
-    assert run.step()["loss"] == pytest.approx(entropy, rel=0.05)
-    plain = begin(replace(experiment, unigram_start=False), corpus, World())
-    assert plain.step()["loss"] == pytest.approx(math.log(256), rel=0.01)
+    assert run.train_step()["loss"] == pytest.approx(entropy, rel=0.05)
+    plain = build_trainer(replace(experiment, unigram_bias_init=False), corpus, Distributed())
+    assert plain.train_step()["loss"] == pytest.approx(math.log(256), rel=0.01)
 
 
 def test_a_held_out_part_shorter_than_a_window_is_measured_as_it_is(source: Path, tmp_path: Path) -> None:
     experiment = tiny(source)
     long = replace(
-        experiment, layout=Wrapped(512), backbone=replace(experiment.backbone, length=512), evaluate_rows=3
+        experiment, layout=Wrapped(512), backbone=replace(experiment.backbone, max_length=512), eval_windows=3
     )
-    assert carry_out(long, tmp_path / "run", World())
+    assert run_experiment(long, tmp_path / "run", Distributed())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("valid_nats_per_token" in line for line in lines)
 
@@ -164,12 +174,12 @@ def test_a_damaged_experiment_is_named(source: Path, tmp_path: Path, contents: s
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "experiment.json").write_text(contents)
     with pytest.raises(ValueError, match=r"experiment\.json (is|must)"):
-        carry_out(tiny(source), tmp_path / "run", World())
+        run_experiment(tiny(source), tmp_path / "run", Distributed())
 
 
 def test_bad_settings_do_not_claim_a_folder() -> None:
-    for change, sentence in (({"seed": -1}, "seed and warmup"), ({"ema": 2.0}, "moving average")):
+    for change, sentence in (({"seed": -1}, "seed and warmup_steps"), ({"ema_decay": 2.0}, "moving average")):
         with pytest.raises(ValueError, match=sentence):
-            Training(**change)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="evaluate_rows must be at least 1"):
-        Experiment(evaluate_rows=0)
+            TrainingConfig(**change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="eval_windows must be at least 1"):
+        Experiment(eval_windows=0)

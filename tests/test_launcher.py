@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from unmask.launcher import exit_code
+from unmask.launcher import _exit_code
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -140,4 +140,4 @@ def test_torchrun_does_as_always_for_other_programs(environment: dict[str, str])
     ],
 )
 def test_the_code_of_the_launcher(codes: list[int], signalled: int | None, expected: int) -> None:
-    assert exit_code(codes, signalled) == expected
+    assert _exit_code(codes, signalled) == expected

@@ -14,7 +14,7 @@ from unmask.model import ModelConfig
 from unmask.recipes import RECIPES
 from unmask.types import Vocab
 
-FRESH = [name for name, recipe in RECIPES.items() if recipe().start is None]
+FRESH = [name for name, recipe in RECIPES.items() if recipe().init_from is None]
 """Others go on from a model, and have its network."""
 
 
@@ -24,7 +24,7 @@ def test_every_recipe_builds(name: str, objective: str) -> None:
     with torch.device("meta"):  # shapes only: the large ones need no memory
         model = ModelConfig(Vocab(30, 29), experiment.backbone, experiment.objective).build()
     assert model.backbone.causal == (objective == "ar")
-    assert experiment.layout.length <= (experiment.backbone.length or 0)
+    assert experiment.layout.length <= (experiment.backbone.max_length or 0)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -19,10 +19,10 @@ import pytest
 import unmask
 from test_experiment import TEXT, tiny
 from unmask.cli import main
-from unmask.data.folders import owned
-from unmask.experiment import Experiment, averaged_model, carry_out
+from unmask.distributed import Distributed
+from unmask.experiment import Experiment, load_ema_model, run_experiment
+from unmask.io.atomic import folder_lock
 from unmask.recipes import RECIPES
-from unmask.world import World
 
 Told = tuple[int, str, str]
 
@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six steps with checkpoints at 3 and 6, beside its text."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "fox.txt").write_text(TEXT)
-    assert carry_out(tiny(folder / "fox.txt"), folder / "run", World())
+    assert run_experiment(tiny(folder / "fox.txt"), folder / "run", Distributed())
     return folder / "run"
 
 
@@ -84,17 +84,13 @@ def step_back(run: Path) -> None:
 # Damage
 
 
-def test_a_damaged_corpus_stops_the_run_by_the_name_of_its_file(
-    run: Path, command: Callable[..., Told]
-) -> None:
+def test_a_damaged_corpus_stops_the_run_by_the_name_of_its_file(run: Path, command: Callable[..., Told]) -> None:
     step_back(run)
     flip(run / "corpus" / "train-00000.bin")
     before = contents(run)
     code, out, err = command("train", "tiny", "--out", run)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert (
-        f"{run / 'corpus' / 'train-00000.bin'} is damaged: its SHA-256 is not the one in the manifest" in err
-    )
+    assert f"{run / 'corpus' / 'train-00000.bin'} is damaged: its SHA-256 is not the one in the manifest" in err
     assert f"delete {run / 'corpus'} and give the same command again" in err
     assert contents(run) == before
     shutil.rmtree(run / "corpus")  # as the sentence says
@@ -108,9 +104,7 @@ def test_no_whole_checkpoint_is_said_and_nothing_is_lost(run: Path, command: Cal
     before, metrics = contents(run), (run / "metrics.jsonl").read_bytes()
     code, out, err = command("train", "tiny", "--out", run)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.search(
-        r"no checkpoint that is whole: .*step-00000006/\S+ is damaged.*step-00000003/\S+ is", err
-    )
+    assert re.search(r"no checkpoint that is whole: .*step-00000006/\S+ is damaged.*step-00000003/\S+ is", err)
     assert "--restart to begin at step 1" in err
     assert contents(run) == before
     code, out, err = command("export", run, run.parent / "out")
@@ -129,7 +123,7 @@ def test_an_older_checkpoint_is_used_and_said(run: Path, experiment: Experiment,
     file = next((run / "step-00000006").glob("*.distcp"))
     flip(file)
     said: list[str] = []
-    _, facts = averaged_model(run, said.append)
+    _, facts = load_ema_model(run, said.append)
     assert facts["steps"].startswith("3 of 6")
     assert len(said) == 1
     assert said[0].startswith(f"{file} is damaged")
@@ -150,9 +144,9 @@ def test_metrics_of_a_run_without_checkpoints_are_kept(run: Path, command: Calla
 
 def test_nothing_is_measured_on_damaged_text(run: Path, command: Callable[..., Told]) -> None:
     flip(run / "corpus" / "train-00000.bin")
-    assert command("eval", run, run / "corpus", "--rows", "1")[0] == 0, "which the held-out part is not of"
+    assert command("eval", run, run / "corpus", "--windows", "1")[0] == 0, "which the held-out part is not of"
     flip(run / "corpus" / "valid-00000.bin")
-    for given in (("eval", run, run / "corpus", "--rows", "1"), ("report", run)):
+    for given in (("eval", run, run / "corpus", "--windows", "1"), ("report", run)):
         code, out, err = command(*given)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"{run / 'corpus' / 'valid-00000.bin'} is damaged" in err
@@ -174,16 +168,16 @@ def test_resuming_and_having_finished_are_said(run: Path, command: Callable[...,
 def test_a_signal_says_that_it_was_saved(
     run: Path, command: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from unmask.training.loop import Run
+    from unmask.training.trainer import Trainer
 
     step_back(run)
-    take_step = Run.step
+    take_step = Trainer.train_step
 
-    def interrupted(self: Run) -> dict[str, float]:
+    def interrupted(self: Trainer) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGINT)
         return take_step(self)
 
-    monkeypatch.setattr(Run, "step", interrupted)
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
     code, _, err = command("train", "tiny", "--out", run)
     assert code == 3
     assert err.endswith("saved at step 4, stopping (give the same command again to go on)\n")
@@ -196,8 +190,8 @@ def test_a_second_training_is_refused_by_name_of_the_first(
     run: Path, experiment: Experiment, command: Callable[..., Told]
 ) -> None:
     """The first is another process; its lock goes with it, though it is killed."""
-    code = "import sys, time; from pathlib import Path; from unmask.data.folders import owned\n"
-    code += "with owned(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
+    code = "import sys, time; from pathlib import Path; from unmask.io.atomic import folder_lock\n"
+    code += "with folder_lock(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE, text=True)
     try:
         assert first.stdout is not None
@@ -217,8 +211,11 @@ def test_a_second_training_is_refused_by_name_of_the_first(
 
 def test_a_folder_is_free_again_at_the_end(tmp_path: Path) -> None:
     for _ in range(2):
-        with owned(tmp_path):
-            with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"), owned(tmp_path):
+        with folder_lock(tmp_path):
+            with (
+                pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"),
+                folder_lock(tmp_path),
+            ):
                 pass
             assert (tmp_path / ".lock").exists()
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +224,7 @@ def test_a_folder_is_free_again_at_the_end(tmp_path: Path) -> None:
 def test_a_refused_run_leaves_nothing(
     finished: Path, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = replace(experiment, start=str(finished / "model"))
+    start = replace(experiment, init_from=str(finished / "model"))
     (tmp_path / "pairs.jsonl").write_text("no pairs\n")
     (tmp_path / "loud.txt").write_text("LOUD!\n" * 99)
     refused = {
@@ -235,20 +232,22 @@ def test_a_refused_run_leaves_nothing(
         "nowhere.txt": replace(start, sources=("nowhere.txt",)),
         "pairs.jsonl": replace(start, sources=(str(tmp_path / "pairs.jsonl"),)),
         "loud.txt": replace(experiment, tokenizer="text8", sources=(str(tmp_path / "loud.txt"),)),
-        "opening is for networks": replace(start, training=replace(start.training, opening=0.5)),
+        "attention_annealing is for networks": replace(
+            start, training=replace(start.training, attention_annealing=0.5)
+        ),
         "needs text": replace(experiment, sources=()),
-        "goes on from a model": replace(experiment, start=""),
+        "goes on from a model": replace(experiment, init_from=""),
     }
     for sentence, wrong in refused.items():
         with pytest.raises(ValueError, match=sentence):
-            carry_out(wrong, tmp_path / "runs" / "one", World())
+            run_experiment(wrong, tmp_path / "runs" / "one", Distributed())
         assert sorted(entry.name for entry in tmp_path.iterdir()) == ["loud.txt", "pairs.jsonl"], sentence
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("keep")
-    with pytest.raises(ValueError, match="opening is for networks"):
-        carry_out(refused["opening is for networks"], tmp_path / "mine", World())
+    with pytest.raises(ValueError, match="attention_annealing is for networks"):
+        run_experiment(refused["attention_annealing is for networks"], tmp_path / "mine", Distributed())
     assert contents(tmp_path / "mine") == {"notes": b"keep"}
-    assert carry_out(experiment, tmp_path / "mine", World())
+    assert run_experiment(experiment, tmp_path / "mine", Distributed())
 
 
 def test_models_corpora_and_files_are_no_place_for_a_run(
@@ -275,30 +274,36 @@ def test_the_same_source_may_be_spelled_in_many_ways(
     step_back(run)
     monkeypatch.chdir(finished.parent)
     for spelled in ("fox.txt", "./fox.txt", str(finished / ".." / "fox.txt")):
-        assert carry_out(replace(experiment, sources=(spelled,)), run, World())
+        assert run_experiment(replace(experiment, sources=(spelled,)), run, Distributed())
     Path("other.txt").write_text("other text\n" * 99)
-    with pytest.raises(
-        ValueError, match=r"another experiment: sources was \['.*fox\.txt'\] and is now \['oth"
-    ):
-        carry_out(replace(experiment, sources=("other.txt",)), run, World())
+    with pytest.raises(ValueError, match=r"another experiment: sources was \['.*fox\.txt'\] and is now \['oth"):
+        run_experiment(replace(experiment, sources=("other.txt",)), run, Distributed())
 
 
 # Going on from a model
 
 
-def test_what_would_be_ignored_is_refused(
-    finished: Path, command: Callable[..., Told], tmp_path: Path
-) -> None:
+def test_what_would_be_ignored_is_refused(finished: Path, command: Callable[..., Told], tmp_path: Path) -> None:
     for wrong in (
         ("--set", "backbone.depth=3"),
         ("--tokenizer", "bytes"),
-        ("--set", "training.clip=2", "tokenizer=bytes"),
+        ("--set", "training.max_grad_norm=2", "tokenizer=bytes"),
     ):
-        given = ("train", "finetune", "--start", finished, "--sources", "x", "--out", tmp_path / "o", *wrong)
+        given = (
+            "train",
+            "finetune",
+            "--init-from",
+            finished,
+            "--sources",
+            "x",
+            "--out",
+            tmp_path / "o",
+            *wrong,
+        )
         code, out, err = command(*given)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"would have no effect: network and tokenizer are those of {finished}" in err
-    assert "named with --start" in command("train", "tiny", "--set", f"start={finished}")[2]
+    assert "named with --init-from" in command("train", "tiny", "--set", f"init_from={finished}")[2]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,26 +312,23 @@ def test_what_a_recipe_cannot_know_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT)
-    for recipe in ("finetune", "answers"):
+    for recipe in ("finetune", "sft"):
         for given, asked in (
-            ((), "--start MODEL and --sources TEXT"),
-            (("--start", finished), "--sources TEXT"),
-            (("--sources", "text.txt"), "--start MODEL"),
+            ((), "--init-from MODEL and --sources TEXT"),
+            (("--init-from", finished), "--sources TEXT"),
+            (("--sources", "text.txt"), "--init-from MODEL"),
         ):
             code, out, err = command("train", recipe, *given)
             assert (code, out) == (2, "")
-            assert (
-                err
-                == f"unmask: {recipe} needs {asked}: it goes on from a model of yours with text of yours\n"
-            )
+            assert err == f"unmask: {recipe} needs {asked}: it goes on from a model of yours with text of yours\n"
     assert os.listdir() == ["text.txt"]
 
 
 def test_what_is_shown_is_what_is_used(finished: Path, command: Callable[..., Told]) -> None:
-    code, out, err = command("train", "finetune", "--start", finished, "--show")
+    code, out, err = command("train", "finetune", "--init-from", finished, "--print-config")
     assert (code, err) == (0, "")
     shown, lm = json.loads(out), unmask.load(finished)
-    assert shown["backbone"] == unmask.config.to_json(lm.denoise.config.backbone)
+    assert shown["backbone"] == unmask.config.to_json(lm.denoiser.config.backbone)
     assert shown["tokenizer"] == f"that of {finished}"
     assert shown["layout"]["length"] == 16
 
@@ -334,10 +336,10 @@ def test_what_is_shown_is_what_is_used(finished: Path, command: Callable[..., To
 def test_rows_are_fitted_to_the_model_and_that_is_said(
     finished: Path, command: Callable[..., Told], tmp_path: Path
 ) -> None:
-    """`train answers` has rows of 256, and this model takes 16."""
-    rows = [{"prompt": f"{n} is ", "answer": "odd" if n % 2 else "even"} for n in range(100)]
+    """`train sft` has rows of 256, and this model takes 16."""
+    rows = [{"prompt": f"{n} is ", "completion": "odd" if n % 2 else "even"} for n in range(100)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ("train", "answers", "--start", finished, "--sources", tmp_path / "pairs.jsonl", "--steps", "2")
+    given = ("train", "sft", "--init-from", finished, "--sources", tmp_path / "pairs.jsonl", "--steps", "2")
     given += ("--batch-size", "2", "--out", tmp_path / "run")
     code, out, err = command(*given)
     assert (code, out) == (0, f"{tmp_path / 'run' / 'model'}\n")

@@ -27,37 +27,35 @@ def test_the_mask_is_one_of_the_ids(mask: int) -> None:
 
 @pytest.mark.parametrize("mask", [0, 2, 4])
 def test_the_mask_may_be_any_id(mask: int) -> None:
-    Vocab(5, mask).check(torch.tensor([[0, 1, 2, 3, 4]]))
+    Vocab(5, mask).validate(torch.tensor([[0, 1, 2, 3, 4]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_ids_may_be_either_integer(dtype: torch.dtype) -> None:
-    Vocab(5, 4).check(torch.tensor([[0, 3]], dtype=dtype), data=True)
+    Vocab(5, 4).validate(torch.tensor([[0, 3]], dtype=dtype), clean=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
 def test_ids_of_another_type_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=rf"^token ids must be integers \(int64\); got {dtype}$"):
-        Vocab(5, 4).check(torch.zeros(1, 2, dtype=dtype))
+        Vocab(5, 4).validate(torch.zeros(1, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("worst", [-1, 5, 999])
 def test_an_id_outside_the_vocabulary_is_named(worst: int) -> None:
     with pytest.raises(ValueError, match=rf"^token id {worst} is outside the vocabulary 0\.\.4$"):
-        Vocab(5, 4).check(torch.tensor([[1, worst, 2]]))
+        Vocab(5, 4).validate(torch.tensor([[1, worst, 2]]))
 
 
 def test_data_must_not_contain_the_mask() -> None:
     hidden = torch.tensor([[1, 2, 3]])
-    Vocab(5, 2).check(hidden)  # on a canvas it may
-    with pytest.raises(
-        ValueError, match=r"^the data contains the mask id 2, which stands for a hidden token;"
-    ):
-        Vocab(5, 2).check(hidden, data=True)
+    Vocab(5, 2).validate(hidden)  # on a canvas it may
+    with pytest.raises(ValueError, match=r"^the data contains the mask id 2, which stands for a hidden token;"):
+        Vocab(5, 2).validate(hidden, clean=True)
 
 
 def test_no_tokens_are_in_order() -> None:
-    Vocab(5, 4).check(torch.zeros(0, 8, dtype=torch.int64), data=True)
+    Vocab(5, 4).validate(torch.zeros(0, 8, dtype=torch.int64), clean=True)
 
 
 # Batch
@@ -70,7 +68,7 @@ def test_tokens_are_rows_of_sequences(shape: tuple[int, ...]) -> None:
     assert str(list(shape)) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["valid", "frozen"])
+@pytest.mark.parametrize("name", ["valid", "prompt_mask"])
 @pytest.mark.parametrize(
     ("flags", "got"),
     [
@@ -85,39 +83,37 @@ def test_flags_are_booleans_in_the_shape_of_the_tokens(name: str, flags: torch.T
 
 def test_everything_counts_unless_said_otherwise() -> None:
     batch = Batch(tokens())
-    assert bool(batch.counted.all())
-    assert batch.counted.shape == (2, 3)
+    assert bool(batch.loss_mask.all())
+    assert batch.loss_mask.shape == (2, 3)
     assert batch.context == {}
 
 
 def test_neither_padding_nor_what_is_given_counts() -> None:
     valid = torch.tensor([[True, True, False], [True, True, True]])
     frozen = torch.tensor([[True, False, False], [False, False, False]])
-    batch = Batch(tokens(), valid=valid, frozen=frozen)
-    assert batch.counted.tolist() == [[False, True, False], [True, True, True]]
+    batch = Batch(tokens(), valid=valid, prompt_mask=frozen)
+    assert batch.loss_mask.tolist() == [[False, True, False], [True, True, True]]
     assert valid.tolist() == [[True, True, False], [True, True, True]]  # and the flags are left alone
-    assert Batch(tokens(), valid=valid).counted.tolist() == valid.tolist()
-    assert Batch(tokens(), frozen=frozen).counted.tolist() == (~frozen).tolist()
+    assert Batch(tokens(), valid=valid).loss_mask.tolist() == valid.tolist()
+    assert Batch(tokens(), prompt_mask=frozen).loss_mask.tolist() == (~frozen).tolist()
 
 
 def test_the_network_is_told_of_padding_and_of_nothing_else() -> None:
     flags = torch.tensor([[True, True, False], [True, True, True]])
-    assert set(Batch(tokens(), valid=flags, frozen=flags).context) == {"valid"}
+    assert set(Batch(tokens(), valid=flags, prompt_mask=flags).context) == {"valid"}
     assert torch.equal(Batch(tokens(), valid=flags).context["valid"], flags)
-    assert Batch(tokens(), frozen=flags).context == {}
+    assert Batch(tokens(), prompt_mask=flags).context == {}
 
 
 def test_a_batch_alone_is_the_global_batch() -> None:
-    assert Batch(tokens()).global_rows == 2
-    assert Batch(tokens(), total_rows=8).global_rows == 8
-    assert Batch(tokens(), first_row=6, total_rows=8).global_rows == 8
+    assert Batch(tokens()).resolved_global_batch_size == 2
+    assert Batch(tokens(), global_batch_size=8).resolved_global_batch_size == 8
+    assert Batch(tokens(), row_offset=6, global_batch_size=8).resolved_global_batch_size == 8
 
 
 @pytest.mark.parametrize(
-    ("first_row", "total_rows", "rows"), [(7, 8, r"7\.\.8"), (0, 1, r"0\.\.1"), (-1, 8, r"-1\.\.0")]
+    ("row_offset", "global_batch_size", "rows"), [(7, 8, r"7\.\.8"), (0, 1, r"0\.\.1"), (-1, 8, r"-1\.\.0")]
 )
-def test_rows_must_fit_into_the_global_batch(first_row: int, total_rows: int, rows: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"^rows {rows} do not fit into a global batch of {total_rows} rows$"
-    ):
-        Batch(tokens(), first_row=first_row, total_rows=total_rows)
+def test_rows_must_fit_into_the_global_batch(row_offset: int, global_batch_size: int, rows: str) -> None:
+    with pytest.raises(ValueError, match=f"^rows {rows} do not fit into a global batch of {global_batch_size} rows$"):
+        Batch(tokens(), row_offset=row_offset, global_batch_size=global_batch_size)

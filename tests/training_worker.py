@@ -14,58 +14,63 @@ import numpy as np
 import torch
 
 from unmask import MDLM, BlockDiffusion, DiTConfig, ModelConfig, Vocab
-from unmask.data.loader import Loader, Wrapped
+from unmask.data.loader.loader import Loader, Wrapped
+from unmask.distributed import Distributed, init_distributed
 from unmask.training import checkpoint
-from unmask.training.curriculum import Clipping
-from unmask.training.log import Log
-from unmask.training.loop import Run, Training, train
+from unmask.training.curriculum import VarianceClipping
+from unmask.training.logger import TrainingLogger
 from unmask.training.optim import Muon
-from unmask.training.parallel import Sharded
-from unmask.world import World, world
+from unmask.training.parallelism import FSDP
+from unmask.training.trainer import Trainer, TrainingConfig, train
 
-SETTINGS = Training(
-    steps=12, batch_size=7, microbatch=2, optimizer=Muon(), warmup=3, bf16=False, save_every=4, log_every=1
+TRAINING = TrainingConfig(
+    steps=12,
+    batch_size=7,
+    microbatch_size=2,
+    optimizer=Muon(),
+    warmup_steps=3,
+    bf16=False,
+    save_every=4,
+    log_every=1,
 )
 
 
-BLOCKS, CLIPPED = BlockDiffusion(block=4), Clipping(every=5, batches=2)
+BLOCKS, CLIPPED = BlockDiffusion(block_size=4), VarianceClipping(every=5, batches=2)
 
 
-class Stream:
+class CycleTokens:
     """Text with structure, so that there is something to learn: a noisy cycle of six tokens."""
 
-    tokens = 5000
-    ends = np.array([1500, 2500, 5000])
+    num_tokens = 5000
+    document_ends = np.array([1500, 2500, 5000])
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
-        ids = np.arange(self.tokens) % 6
-        self.ids = np.where(random.random(self.tokens) < 0.1, random.integers(0, 6, self.tokens), ids)
+        ids = np.arange(self.num_tokens) % 6
+        self.ids = np.where(random.random(self.num_tokens) < 0.1, random.integers(0, 6, self.num_tokens), ids)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return self.ids[start:stop]
 
 
-def build(
-    settings: Training,
+def build_trainer(
+    settings: TrainingConfig,
     dropout: float,
-    where: World,
+    where: Distributed,
     objective: MDLM | BlockDiffusion = MDLM(),  # noqa: B008
-) -> Run:
+) -> Trainer:
     torch.manual_seed(0)
-    backbone = DiTConfig(width=32, depth=2, heads=2, length=16, dropout=dropout)
+    backbone = DiTConfig(width=32, depth=2, heads=2, max_length=16, dropout=dropout)
     denoise = ModelConfig(Vocab(7, 6), backbone, objective).build()
-    return Run(
-        denoise, denoise.objective, Loader(Stream(), Wrapped(16), settings.batch_size), settings, where
-    )
+    return Trainer(denoise, denoise.objective, Loader(CycleTokens(), Wrapped(16), settings.batch_size), settings, where)
 
 
-def starve(run: Run) -> None:
+def limit_memory(run: Trainer) -> None:
     """From now on a forward pass needs a quarter of a gigabyte, and the process may have an eighth more."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 2**27
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    run.denoise.register_forward_pre_hook(lambda *_: torch.empty(2**28, dtype=torch.uint8).numel() and None)
+    run.denoiser.register_forward_pre_hook(lambda *_: torch.empty(2**28, dtype=torch.uint8).numel() and None)
 
 
 def main() -> None:
@@ -78,20 +83,20 @@ def main() -> None:
     blocks = wishes.pop("blocks", False)
     if blocks:
         wishes["curriculum"] = CLIPPED
-    settings = replace(SETTINGS, **wishes, **({"parallelism": Sharded()} if sharded else {}))
+    settings = replace(TRAINING, **wishes, **({"parallelism": FSDP()} if sharded else {}))
     folder.mkdir(parents=True, exist_ok=True)
-    with world() as where:
-        run = build(settings, dropout, where, BLOCKS if blocks else MDLM())
-        path, _ = checkpoint.newest(folder)
+    with init_distributed() as where:
+        run = build_trainer(settings, dropout, where, BLOCKS if blocks else MDLM())
+        path, _ = checkpoint.latest(folder)
         if path is not None:
-            run.resume(path)
-        take_step, real_rename = run.step, Path.rename
+            run.load_checkpoint(path)
+        take_step, real_rename = run.train_step, Path.rename
 
         def step() -> dict[str, float]:
             if run.state.step == kill_at:
                 os.kill(os.getpid(), number)
             if run.state.step == memory_ends_at:
-                starve(run)
+                limit_memory(run)
             return take_step()
 
         def rename(self: Path, target: Path) -> Path:
@@ -99,10 +104,10 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real_rename(self, target)
 
-        run.step = step  # type: ignore[method-assign]
+        run.train_step = step  # type: ignore[method-assign]
         if kill_in_save:
             Path.rename = rename  # type: ignore[method-assign, assignment]
-        with Log(folder, settings.steps, run.state.step, quiet=not where.first) as log:
+        with TrainingLogger(folder, settings.steps, run.state.step, quiet=not where.is_main) as log:
             finished = train(run, folder, log)
     if report_frames:
         from torch._dynamo.utils import counters

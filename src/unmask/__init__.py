@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from unmask.backbones.dit import DiTConfig as DiTConfig
-    from unmask.backbones.dit import Llama as Llama
+    from unmask.backbones.dit import LlamaBlock as LlamaBlock
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
-    from unmask.data.tokenizer import Tokenizer as Tokenizer
-    from unmask.diffusion.categorical import Choice as Choice
+    from unmask.data.tokenizers.tokenizer import Tokenizer as Tokenizer
+    from unmask.diffusion.categorical import SamplingParams as SamplingParams
     from unmask.guidance import Guidance as Guidance
     from unmask.model import Denoiser as Denoiser
     from unmask.model import LanguageModel as LanguageModel
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from unmask.objectives import D3PM as D3PM
     from unmask.objectives import MDLM as MDLM
     from unmask.objectives import SEDD as SEDD
-    from unmask.objectives import Autoregression as Autoregression
     from unmask.objectives import BlockDiffusion as BlockDiffusion
+    from unmask.objectives import NextToken as NextToken
     from unmask.objectives import UniformDiffusion as UniformDiffusion
-    from unmask.release import load as load
-    from unmask.release import save as save
+    from unmask.pretrained import load as load
+    from unmask.pretrained import save as save
     from unmask.sampling import Ancestral as Ancestral
     from unmask.sampling import Autoregressive as Autoregressive
     from unmask.sampling import Blockwise as Blockwise
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from unmask.sampling import Factor as Factor
     from unmask.sampling import FirstHitting as FirstHitting
     from unmask.sampling import RandomOrder as RandomOrder
-    from unmask.sampling import Remask as Remask
+    from unmask.sampling import ReMDM as ReMDM
     from unmask.sampling import SemiAutoregressive as SemiAutoregressive
     from unmask.sampling import Threshold as Threshold
     from unmask.sampling import UniformAncestral as UniformAncestral
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "unmask.backbones.dit": ["DiTConfig", "Llama", "TimeConditioning"],
-    "unmask.data.tokenizer": ["Tokenizer"],
-    "unmask.diffusion.categorical": ["Choice"],
+_EXPORTS = {
+    "unmask.backbones.dit": ["DiTConfig", "LlamaBlock", "TimeConditioning"],
+    "unmask.data.tokenizers.tokenizer": ["Tokenizer"],
+    "unmask.diffusion.categorical": ["SamplingParams"],
     "unmask.guidance": ["Guidance"],
     "unmask.model": ["Denoiser", "LanguageModel", "ModelConfig", "Samples"],
-    "unmask.objectives": ["D3PM", "MDLM", "SEDD", "Autoregression", "BlockDiffusion", "UniformDiffusion"],
-    "unmask.release": ["load", "save"],
+    "unmask.objectives": ["D3PM", "MDLM", "SEDD", "NextToken", "BlockDiffusion", "UniformDiffusion"],
+    "unmask.pretrained": ["load", "save"],
     "unmask.sampling": [
         "Ancestral",
         "Autoregressive",
@@ -63,16 +63,16 @@ _HOME = {
         "Factor",
         "FirstHitting",
         "RandomOrder",
-        "Remask",
+        "ReMDM",
         "SemiAutoregressive",
         "Threshold",
         "UniformAncestral",
     ],
     "unmask.types": ["Batch", "Vocab"],
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = sorted(_MODULE)
+__all__ = sorted(_MODULE_OF)
 
 
 if not TYPE_CHECKING:  # which would take any name for one of ours, misspelt ones too
@@ -81,9 +81,9 @@ if not TYPE_CHECKING:  # which would take any name for one of ours, misspelt one
         """Import a public name when it is first used: torch takes seconds, `unmask --help` needs none."""
         from importlib import import_module
 
-        if name not in _MODULE:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'unmask' has no attribute {name!r}")
-        return getattr(import_module(_MODULE[name]), name)
+        return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -19,43 +19,44 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-STOPPED = 3
+_EXIT_STOPPED = 3
 """The exit code of ranks that a signal stopped and that have saved."""
 
-CHATTER = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
+_NOISY_LOGGERS = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+)
 """Who would tell about signals and failures of the ranks."""
 
 
 def register() -> Any:
     """Called by torchrun when it starts; what it returns stands for a rendezvous, which this is not."""
-    if not os.environ.get("UNMASK_TRACEBACK") and _starts_unmask(sys.argv[1:]):
-        sys.excepthook = _leave
+    if not os.environ.get("UNMASK_TRACEBACK") and _launches_unmask(sys.argv[1:]):
+        sys.excepthook = _excepthook
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its notice
-        for name in CHATTER:
+        for name in _NOISY_LOGGERS:
             logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.CRITICAL)
     return _no_rendezvous
 
 
-def exit_code(codes: Sequence[int], signalled: int | None = None) -> int:
+def _exit_code(codes: Sequence[int], signal_number: int | None = None) -> int:
     """What the launcher returns, from the codes of its ranks in the order in which they ended.
 
     The ranks stop together and only when all have saved; whoever is not gone by then may be killed.
     """
-    if STOPPED in codes:
-        return STOPPED
+    if _EXIT_STOPPED in codes:
+        return _EXIT_STOPPED
     failed = [code for code in codes if code != 0]
-    if signalled is not None and failed:
-        return 128 + signalled
+    if signal_number is not None and failed:
+        return 128 + signal_number
     return 0 if not failed else failed[0] if failed[0] > 0 else 128 - failed[0]
 
 
-def _starts_unmask(arguments: Sequence[str]) -> bool:
-    return any(
-        flag in ("-m", "--module") and module == "unmask" for flag, module in itertools.pairwise(arguments)
-    )
+def _launches_unmask(arguments: Sequence[str]) -> bool:
+    return any(flag in ("-m", "--module") and module == "unmask" for flag, module in itertools.pairwise(arguments))
 
 
-def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """In place of sys.excepthook: exit with the ranks' code, and tell only what no rank could tell."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,27 +65,27 @@ def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         rank, first = failures[0]
         if first.exitcode < 0:
-            _say(f"rank {rank} was ended by {signal.Signals(-first.exitcode).name}")
-        sys.exit(exit_code([failure.exitcode for _, failure in failures]))
+            _print_error(f"rank {rank} was ended by {signal.Signals(-first.exitcode).name}")
+        sys.exit(_exit_code([failure.exitcode for _, failure in failures]))
     if isinstance(error, SignalException):
-        codes = _codes_of_children()
+        codes = _child_exit_codes()
         if -signal.SIGKILL in codes:
-            _say(
+            _print_error(
                 "the ranks did not leave in time and were killed; training goes on from its last checkpoint"
                 " when the same command is given again, and torchrun's --shutdown-timeout gives more time"
             )
-        sys.exit(exit_code(codes, error.sigval))
+        sys.exit(_exit_code(codes, error.sigval))
     sys.__excepthook__(kind, error, trace)
 
 
-def _codes_of_children() -> list[int]:
+def _child_exit_codes() -> list[int]:
     """How the processes that this one started have ended; one that still runs will end by the signal."""
     found = [child for child in gc.get_objects() if issubclass(type(child), subprocess.Popen)]
     return [-signal.SIGTERM if child.poll() is None else child.returncode for child in found]
 
 
-def _say(sentence: str) -> None:
-    print(f"unmask: {sentence}", file=sys.stderr)
+def _print_error(message: str) -> None:
+    print(f"unmask: {message}", file=sys.stderr)
 
 
 def _no_rendezvous(_parameters: Any) -> NoReturn:

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-LIBRARIES = ("unmask", "torch", "numpy", "tokenizers", "transformers")
+_LIBRARIES = ("unmask", "torch", "numpy", "tokenizers", "transformers")
 
 
-def made_by(seed: int, data: Mapping[str, str], model: Mapping[str, str] | None = None) -> dict[str, object]:
+def collect_provenance(seed: int, data: Mapping[str, str], model: Mapping[str, str] | None = None) -> dict[str, object]:
     """The command, versions, machine, seed, and the identities (digests) of data and model, for JSON."""
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -28,7 +28,7 @@ def made_by(seed: int, data: Mapping[str, str], model: Mapping[str, str] | None 
 
 def _versions() -> dict[str, str]:
     found = {}
-    for name in LIBRARIES:
+    for name in _LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

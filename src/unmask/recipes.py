@@ -5,39 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from unmask.backbones.dit import DiTConfig, LocalStart
-from unmask.data.columns import PromptAnswer
-from unmask.data.corpus import PrepareOptions
-from unmask.data.loader import Pairs, PerDocument, Wrapped
-from unmask.data.sources import SourceOptions
+from unmask.backbones.dit import DiTConfig, LocalInit
+from unmask.data.corpus.corpus import PrepareConfig
+from unmask.data.loader.loader import PerDocument, PromptCompletionRows, Wrapped
+from unmask.data.readers.records import PromptCompletion
+from unmask.data.sources import SourceConfig
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM
-from unmask.training.curriculum import Widening
-from unmask.training.loop import Training
-from unmask.training.lowrank import LowRank
+from unmask.training.curriculum import TimeWidening
+from unmask.training.lora import LoRA
 from unmask.training.optim import AdamW, LinearDecay, Muon
+from unmask.training.trainer import TrainingConfig
 
-PAPER = Training(steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup=2500, ema=0.9999)
-LINES = PrepareOptions(source=SourceOptions(lines=True))
+_MDLM_TRAINING = TrainingConfig(
+    steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup_steps=2500, ema_decay=0.9999
+)
+_LINE_DOCUMENTS = PrepareConfig(source=SourceConfig(lines=True))
 
 
 def stdlib_tiny() -> Experiment:
     """Python's own standard library, a 4 x 192 model: three minutes on two cores, and nothing to download."""
-    return _quick("stdlib", "bpe:4096", width=192, heads=4, length=128, steps=640)
+    return _small_model_recipe("stdlib", "bpe:4096", width=192, heads=4, length=128, steps=640)
 
 
 def text8_tiny() -> Experiment:
     """Characters of Wikipedia, a 4 x 256 model: four minutes on two cores."""
-    experiment = _quick("text8/train.txt", "text8", width=256, heads=4, length=256, steps=430)
+    experiment = _small_model_recipe("text8/train.txt", "text8", width=256, heads=4, length=256, steps=430)
     training = replace(
         experiment.training,
-        optimizer=Muon(lr=5e-3, momentum=0.9, rest=AdamW(lr=2.5e-3)),
-        curriculum=Widening(until=0.85),
+        optimizer=Muon(lr=5e-3, momentum=0.9, adamw=AdamW(lr=2.5e-3)),
+        curriculum=TimeWidening(end_fraction=0.85),
     )
     return replace(experiment, training=training)
 
 
-def _quick(source: str, tokenizer: str, *, width: int, heads: int, length: int, steps: int) -> Experiment:
+def _small_model_recipe(source: str, tokenizer: str, *, width: int, heads: int, length: int, steps: int) -> Experiment:
     """All that makes small models learn fast; what each part is worth is in docs/performance.md."""
     return Experiment(
         sources=(source,),
@@ -46,27 +48,27 @@ def _quick(source: str, tokenizer: str, *, width: int, heads: int, length: int, 
             width=width,
             depth=4,
             heads=heads,
-            length=length,
+            max_length=length,
             dropout=0.0,
             activation="relu2",
-            rotary_base=100.0,
-            local=LocalStart(),
+            rope_theta=100.0,
+            local_init=LocalInit(),
         ),
-        objective=MDLM(exact_counts=True),
-        unigram_start=True,
+        objective=MDLM(exact_mask_counts=True),
+        unigram_bias_init=True,
         layout=Wrapped(length),
-        training=Training(
+        training=TrainingConfig(
             steps=steps,
             batch_size=8,
-            optimizer=Muon(lr=4e-3, momentum=0.9, rest=AdamW(lr=2e-3)),
-            warmup=steps // 20,
-            decay=LinearDecay(),
-            curriculum=Widening(),
-            ema=0.97,
+            optimizer=Muon(lr=4e-3, momentum=0.9, adamw=AdamW(lr=2e-3)),
+            warmup_steps=steps // 20,
+            lr_schedule=LinearDecay(),
+            curriculum=TimeWidening(),
+            ema_decay=0.97,
             save_every=160,
-            evaluate_every=160,
+            eval_every=160,
         ),
-        evaluate_rows=40,
+        eval_windows=40,
     )
 
 
@@ -75,9 +77,9 @@ def text8() -> Experiment:
     return Experiment(
         sources=("text8/train.txt",),
         tokenizer="text8",
-        backbone=DiTConfig(length=256),
+        backbone=DiTConfig(max_length=256),
         layout=Wrapped(256),
-        training=PAPER,
+        training=_MDLM_TRAINING,
     )
 
 
@@ -86,10 +88,10 @@ def ptb() -> Experiment:
     return Experiment(
         sources=("ptb/train.txt",),
         tokenizer="bpe:8192",
-        backbone=DiTConfig(width=512, depth=8, heads=8, length=128),
+        backbone=DiTConfig(width=512, depth=8, heads=8, max_length=128),
         layout=Wrapped(128),
-        options=LINES,
-        training=PAPER,
+        prepare=_LINE_DOCUMENTS,
+        training=_MDLM_TRAINING,
     )
 
 
@@ -98,9 +100,9 @@ def wikitext2() -> Experiment:
     return Experiment(
         sources=("wikitext2/train.tokens",),
         tokenizer="bpe:16384",
-        backbone=DiTConfig(width=512, depth=8, heads=8, length=512),
+        backbone=DiTConfig(width=512, depth=8, heads=8, max_length=512),
         layout=Wrapped(512),
-        training=PAPER,
+        training=_MDLM_TRAINING,
     )
 
 
@@ -109,9 +111,9 @@ def lm1b() -> Experiment:
     return Experiment(
         sources=("hub:lm1b",),
         tokenizer="hub:bert-base-uncased",
-        backbone=DiTConfig(length=128),
+        backbone=DiTConfig(max_length=128),
         layout=PerDocument(128),
-        training=PAPER,
+        training=_MDLM_TRAINING,
     )
 
 
@@ -120,9 +122,9 @@ def owt_small() -> Experiment:
     return Experiment(
         sources=("hub:openwebtext",),
         tokenizer="hub:gpt2",
-        backbone=DiTConfig(length=1024),
+        backbone=DiTConfig(max_length=1024),
         layout=Wrapped(1024),
-        training=PAPER,
+        training=_MDLM_TRAINING,
     )
 
 
@@ -131,40 +133,40 @@ def dna() -> Experiment:
     return Experiment(
         sources=("genome.fa.gz",),
         tokenizer="dna",
-        backbone=DiTConfig(width=256, depth=8, heads=8, length=1024),
+        backbone=DiTConfig(width=256, depth=8, heads=8, max_length=1024),
         layout=Wrapped(1024),
-        training=PAPER,
+        training=_MDLM_TRAINING,
     )
 
 
 def finetune() -> Experiment:
-    """Go on from a model (--start) with your own text (--sources): all of its weights, gently."""
+    """Go on from a model (--init-from) with your own text (--sources): all of its weights, gently."""
     return Experiment(
         sources=(),  # to be named, as is
-        start="",
+        init_from="",
         layout=Wrapped(128),
-        training=Training(
+        training=TrainingConfig(
             steps=1000,
             batch_size=16,
             optimizer=AdamW(lr=1e-4),
-            warmup=50,
-            decay=LinearDecay(),
-            ema=0.99,
+            warmup_steps=50,
+            lr_schedule=LinearDecay(),
+            ema_decay=0.99,
             save_every=250,
-            evaluate_every=250,
+            eval_every=250,
         ),
     )
 
 
-def answers() -> Experiment:
-    """Go on from a model (--start) with prompts and answers (--sources pairs.jsonl), by differences of rank
+def sft() -> Experiment:
+    """Go on from a model (--init-from) with prompts and completions (--sources pairs.jsonl), by differences of rank
     16."""
     base = finetune()
     return replace(
         base,
-        options=PrepareOptions(source=SourceOptions(pairs=PromptAnswer())),
-        layout=Pairs(256),
-        low_rank=LowRank(rank=16),
+        prepare=PrepareConfig(source=SourceConfig(pair_format=PromptCompletion())),
+        layout=PromptCompletionRows(256),
+        lora=LoRA(rank=16),
         training=replace(base.training, optimizer=AdamW(lr=1e-3)),
     )
 
@@ -179,5 +181,5 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "owt-small": owt_small,
     "dna": dna,
     "finetune": finetune,
-    "answers": answers,
+    "sft": sft,
 }

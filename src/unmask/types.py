@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class DamagedError(ValueError):
+class NonFiniteError(ValueError):
     """A network does not answer with probabilities: its weights are damaged."""
 
 
@@ -24,13 +24,13 @@ Tokens: TypeAlias = Tensor
 Times: TypeAlias = Tensor
 """float [B, 1] (one time a sequence) or [B, L]; 0 is data, 1 is all mask."""
 
-Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
+Positions: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """Positions of a [B, L] tensor: booleans [B, L], or the indices (which sequence, which position)."""
 
 LogX: TypeAlias = Tensor
 """float [N, V]: one line of log-probabilities of the clean token for each asked row."""
 
-Each: TypeAlias = Callable[[LogX, slice | Tensor], Tensor]
+RowFn: TypeAlias = Callable[[LogX, slice | Tensor], Tensor]
 """A number, or a few, for each line of log_x, given some of the lines and which of all these are."""
 
 
@@ -39,21 +39,21 @@ class Vocab:
     """`size` token ids, one of which, `mask`, means "hidden" and is never data; another may `end` a text."""
 
     size: int
-    mask: int
-    end: int | None = None
+    mask_id: int
+    eos_id: int | None = None
 
     def __post_init__(self) -> None:
         if self.size < 2:
             raise ValueError(f"a vocabulary needs a token and the mask, so size >= 2; got {self.size}")
-        if not 0 <= self.mask < self.size:
-            raise ValueError(f"the mask id {self.mask} is outside the vocabulary 0..{self.size - 1}")
-        if self.end is not None and not (0 <= self.end < self.size and self.end != self.mask):
+        if not 0 <= self.mask_id < self.size:
+            raise ValueError(f"the mask id {self.mask_id} is outside the vocabulary 0..{self.size - 1}")
+        if self.eos_id is not None and not (0 <= self.eos_id < self.size and self.eos_id != self.mask_id):
             raise ValueError(
-                f"the id {self.end} that ends a text must be in the vocabulary 0..{self.size - 1},"
-                f" and not the mask, {self.mask}"
+                f"the id {self.eos_id} that ends a text must be in the vocabulary 0..{self.size - 1},"
+                f" and not the mask, {self.mask_id}"
             )
 
-    def check(self, tokens: Tokens, *, data: bool = False) -> None:
+    def validate(self, tokens: Tokens, *, clean: bool = False) -> None:
         """Refuse ids outside the vocabulary and, in `data`, the mask id."""
         if tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"token ids must be integers (int64); got {tokens.dtype}")
@@ -62,9 +62,9 @@ class Vocab:
         for worst in (int(tokens.min()), int(tokens.max())):
             if not 0 <= worst < self.size:
                 raise ValueError(f"token id {worst} is outside the vocabulary 0..{self.size - 1}")
-        if data and bool((tokens == self.mask).any()):
+        if clean and bool((tokens == self.mask_id).any()):
             raise ValueError(
-                f"the data contains the mask id {self.mask}, which stands for a hidden token;"
+                f"the data contains the mask id {self.mask_id}, which stands for a hidden token;"
                 " remove it or use a tokenizer that cannot produce it"
             )
 
@@ -75,63 +75,62 @@ class Batch:
 
     `valid` is False on padding and `frozen` is True on tokens that are given (a prompt): neither is
     noised or counted. Tokens of different `documents` (numbers) do not look at each other. A rank or
-    micro-batch holds the rows `first_row ...` of `total_rows`, so that noise drawn for a row does not
+    micro-batch holds the rows `row_offset ...` of `global_batch_size`, so that noise drawn for a row does not
     depend on how the global batch was split.
     """
 
     tokens: Tokens
     valid: Tensor | None = None
-    frozen: Tensor | None = None
-    first_row: int = 0
-    total_rows: int | None = None
-    documents: Tensor | None = None
+    prompt_mask: Tensor | None = None
+    row_offset: int = 0
+    global_batch_size: int | None = None
+    document_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
             raise ValueError(f"tokens must be [B, L]; got shape {list(self.tokens.shape)}")
-        for name, flags in (("valid", self.valid), ("frozen", self.frozen)):
+        for name, flags in (("valid", self.valid), ("prompt_mask", self.prompt_mask)):
             if flags is not None and (flags.shape != self.tokens.shape or flags.dtype != torch.bool):
                 raise ValueError(
-                    f"{name} must be booleans of shape {list(self.tokens.shape)};"
-                    f" got {flags.dtype} {list(flags.shape)}"
+                    f"{name} must be booleans of shape {list(self.tokens.shape)}; got {flags.dtype} {list(flags.shape)}"
                 )
-        if self.first_row < 0 or self.first_row + len(self.tokens) > self.global_rows:
+        if self.row_offset < 0 or self.row_offset + len(self.tokens) > self.resolved_global_batch_size:
             raise ValueError(
-                f"rows {self.first_row}..{self.first_row + len(self.tokens) - 1} do not fit"
-                f" into a global batch of {self.global_rows} rows"
+                f"rows {self.row_offset}..{self.row_offset + len(self.tokens) - 1} do not fit"
+                f" into a global batch of {self.resolved_global_batch_size} rows"
             )
 
     @property
-    def global_rows(self) -> int:
+    def resolved_global_batch_size(self) -> int:
         """Sequences in the step's global batch."""
-        return self.first_row + len(self.tokens) if self.total_rows is None else self.total_rows
+        return self.row_offset + len(self.tokens) if self.global_batch_size is None else self.global_batch_size
 
     @property
-    def counted(self) -> Tensor:
+    def loss_mask(self) -> Tensor:
         """[B, L] booleans: the tokens that are noised and whose nats count."""
         counted = torch.ones_like(self.tokens, dtype=torch.bool)
         if self.valid is not None:
             counted &= self.valid
-        if self.frozen is not None:
-            counted &= ~self.frozen
+        if self.prompt_mask is not None:
+            counted &= ~self.prompt_mask
         return counted
 
     @property
     def context(self) -> dict[str, Tensor]:
         """What a network must know beside the tokens: who may look at whom."""
-        context = {"valid": self.valid, "documents": self.documents}
+        context = {"valid": self.valid, "document_ids": self.document_ids}
         return {name: tensor for name, tensor in context.items() if tensor is not None}
 
-    def cropped(self, length: int) -> Batch:
+    def truncated(self, length: int) -> Batch:
         """The first `length` tokens of every row."""
-        return self._with({name: tensor[:, :length] for name, tensor in self._tensors().items()})
+        return self._replace_tensors({name: tensor[:, :length] for name, tensor in self._named_tensors().items()})
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        return self._with({name: tensor.to(device) for name, tensor in self._tensors().items()})
+        return self._replace_tensors({name: tensor.to(device) for name, tensor in self._named_tensors().items()})
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _named_tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
-    def _with(self, tensors: dict[str, Any]) -> Batch:
+    def _replace_tensors(self, tensors: dict[str, Any]) -> Batch:
         return replace(self, **tensors)

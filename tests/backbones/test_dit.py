@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kept import counted
+from saved_tensors import count_saved_tensors
 from unmask.backbones import dit
-from unmask.backbones.dit import DiT, DiTConfig, Llama, LocalStart, TimeConditioning
-from unmask.backbones.layers import Attention, Neighbours, Rotary, rotate
-from unmask.backbones.masks import KVCache
+from unmask.backbones.attention_mask import KVCache
+from unmask.backbones.dit import DiT, DiTConfig, LlamaBlock, LocalInit, TimeConditioning
+from unmask.backbones.layers import Attention, DepthwiseConv, RotaryEmbedding, _apply_rotary
 from unmask.types import Times, Tokens, Vocab
 
-VOCAB = Vocab(size=11, mask=10)
-SMALL = DiTConfig(width=32, depth=2, heads=2, length=32, dropout=0.0)
-TIMED = {"time": TimeConditioning(width=16)}
+VOCAB = Vocab(size=11, mask_id=10)
+SMALL = DiTConfig(width=32, depth=2, heads=2, max_length=32, dropout=0.0)
+TIMED = {"time_conditioning": TimeConditioning(width=16)}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "timed": TIMED,
     "qk_norm": {"qk_norm": True},
-    "tied": {"tied": True},
+    "tied": {"tie_embeddings": True},
     "relu2": {"activation": "relu2"},
-    "llama": {"llama": Llama(hidden=48, kv_heads=1, bias=True)},
+    "llama": {"llama": LlamaBlock(intermediate_size=48, kv_heads=1, qkv_bias=True)},
 }
-LOCAL: dict[str, Any] = {"local": LocalStart(taps=3), "rotary_base": 100.0}
+LOCAL: dict[str, Any] = {"local_init": LocalInit(kernel_size=3), "rope_theta": 100.0}
 BIDIRECTIONAL = {**OPTIONS, "local": LOCAL}
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 every_bidirectional = pytest.mark.parametrize("options", BIDIRECTIONAL.values(), ids=list(BIDIRECTIONAL))
@@ -61,14 +61,14 @@ def changed(a: Tensor, b: Tensor) -> list[bool]:
 
 def test_a_plain_network_knows_no_time() -> None:
     net = network()
-    assert not net.timed
+    assert not net.time_conditioned
     assert [name for name, _ in net.named_parameters() if "modulation" in name or "time" in name] == []
     assert torch.equal(hidden(net, tokens(2, 5), 0.1), hidden(net, tokens(2, 5), 0.9))
 
 
 def test_a_timed_network_knows_the_time_of_each_position() -> None:
     net, z = network(**TIMED), tokens(2, 5)
-    assert net.timed
+    assert net.time_conditioned
     names = {name.split(".")[-2] for name, _ in net.named_parameters()}
     assert "modulation" in names
     assert all(changed(hidden(net, z, 0.1), hidden(net, z, 0.9)))
@@ -136,22 +136,20 @@ def test_the_order_of_tokens_matters() -> None:
 
 @pytest.mark.parametrize("options", [{}, TIMED, {"qk_norm": True}], ids=["plain", "timed", "qk_norm"])
 @pytest.mark.parametrize("chunks", [(12,), (1,) * 12, (5, 7), (1, 4, 7), (6, 1, 5)], ids=str)
-def test_reading_in_chunks_with_a_cache_is_reading_at_once(
-    chunks: tuple[int, ...], options: dict[str, Any]
-) -> None:
+def test_reading_in_chunks_with_a_cache_is_reading_at_once(chunks: tuple[int, ...], options: dict[str, Any]) -> None:
     net, z = network(causal=True, **options), tokens(2, 12)
     cache, parts, read = KVCache(), [], 0
     for size in chunks:
-        parts.append(hidden(net, z[:, read : read + size], beside=cache.beside()))
+        parts.append(hidden(net, z[:, read : read + size], cache=cache.view()))
         read += size
         assert cache.end == read
     torch.testing.assert_close(torch.cat(parts, 1), hidden(net, z), atol=1e-5, rtol=0)
 
 
 def test_tying_shares_the_tensor() -> None:
-    tied, free = network(tied=True), network()
-    assert tied.output.weight is tied.embedding.weight
-    assert free.output.weight is not free.embedding.weight
+    tied, free = network(tie_embeddings=True), network()
+    assert tied.lm_head.weight is tied.embedding.weight
+    assert free.lm_head.weight is not free.embedding.weight
     assert count(free) - count(tied) == VOCAB.size * SMALL.width
 
 
@@ -174,9 +172,9 @@ def test_qk_norm_has_parameters_and_bounds_queries() -> None:
 @every_option
 def test_the_first_prediction_is_uniform_unless_tied(options: dict[str, Any], causal: bool) -> None:
     net = replace(SMALL, causal=causal, **options).build(VOCAB)
-    logits = net.head(hidden(net, tokens(2, 6)))
+    logits = net.compute_logits(hidden(net, tokens(2, 6)))
     assert logits.shape == (2, 6, VOCAB.size)
-    assert bool((logits == 0).all()) != net.config.tied
+    assert bool((logits == 0).all()) != net.config.tie_embeddings
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -192,7 +190,7 @@ def test_dropout_acts_in_training_only() -> None:
 def test_the_head_answers_at_chosen_rows_as_it_does_everywhere() -> None:
     net, z = network(), tokens(3, 7)
     states, rows = hidden(net, z), tokens(3, 7, seed=1) < 4
-    full, chosen = net.head(states), net.head(states[rows])
+    full, chosen = net.compute_logits(states), net.compute_logits(states[rows])
     assert chosen.shape == (int(rows.sum()), VOCAB.size)
     torch.testing.assert_close(chosen, full[rows])
 
@@ -200,7 +198,7 @@ def test_the_head_answers_at_chosen_rows_as_it_does_everywhere() -> None:
 @every_bidirectional
 def test_every_parameter_learns(options: dict[str, Any]) -> None:
     net = network(**options)
-    net.head(net.encode(tokens(2, 6), torch.full((2, 1), 0.3))).log_softmax(-1)[..., 0].sum().backward()
+    net.compute_logits(net.encode(tokens(2, 6), torch.full((2, 1), 0.3))).log_softmax(-1)[..., 0].sum().backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
         assert bool((parameter.grad != 0).any()), name
@@ -225,11 +223,11 @@ def test_other_precisions_say_nearly_the_same(options: dict[str, Any], dtype: to
         ({"width": 0}, "width must be at least 1; got 0"),
         ({"depth": 0}, "depth must be at least 1; got 0"),
         ({"heads": -1}, "heads must be at least 1; got -1"),
-        ({"length": 0}, "length must be at least 1; got 0"),
+        ({"max_length": 0}, "max_length must be at least 1; got 0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\); got -0.1"),
         ({"dropout": float("nan")}, r"dropout must be in \[0, 1\); got nan"),
-        ({"rotary_base": 0.0}, "rotary_base.*got 0"),
+        ({"rope_theta": 0.0}, "rope_theta.*got 0"),
     ],
     ids=str,
 )
@@ -245,7 +243,7 @@ def test_a_time_embedding_of_no_width_is_refused() -> None:
 
 def test_dropout_is_on_both_branches() -> None:
     """With a dropout near one, attention and mlp both fall silent: only the embedding is left."""
-    config = DiTConfig(width=16, depth=2, heads=2, length=8, dropout=0.999999)
+    config = DiTConfig(width=16, depth=2, heads=2, max_length=8, dropout=0.999999)
     network = config.build(Vocab(5, 4)).train()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -257,15 +255,14 @@ def test_dropout_is_on_both_branches() -> None:
 @pytest.mark.parametrize("offset", [-2, -1, 0, 1, 3])
 def test_a_head_starts_by_looking_at_its_offset(offset: int) -> None:
     """With queries and keys of nothing but biases: the logit of j seen from i is largest at i + offset."""
-    rotary = Rotary(32, base=100.0)
-    attention = Attention(64, heads=2, qk_norm=False, causal=False, biased=True)
-    attention.look_at((offset, offset), strength=8.0, rotary=rotary)
-    angles = rotary.angles(torch.arange(20))
+    rotary = RotaryEmbedding(32, theta=100.0)
+    attention = Attention(64, heads=2, qk_norm=False, causal=False, offset_bias=True)
+    attention.init_offset_bias((offset, offset), scale=8.0, rotary=rotary)
+    angles = rotary.cos_sin(torch.arange(20))
     assert attention.q_bias is not None
     assert attention.k_bias is not None
     q, k = (
-        rotate(bias.view(2, 1, 32).expand(-1, 20, -1), angles)
-        for bias in (attention.q_bias, attention.k_bias)
+        _apply_rotary(bias.view(2, 1, 32).expand(-1, 20, -1), angles) for bias in (attention.q_bias, attention.k_bias)
     )
     logits = (q @ k.mT / math.sqrt(32)).detach()
     for i in range(4, 16):
@@ -275,7 +272,7 @@ def test_a_head_starts_by_looking_at_its_offset(offset: int) -> None:
 
 
 def test_heads_take_the_offsets_in_turn() -> None:
-    net = DiTConfig(width=64, depth=1, heads=4, local=LocalStart(offsets=(-1, 1))).build(VOCAB)
+    net = DiTConfig(width=64, depth=1, heads=4, local_init=LocalInit(offsets=(-1, 1))).build(VOCAB)
     bias = net.blocks[0].attention.q_bias.view(4, 16)
     assert torch.equal(bias[0], bias[2])
     assert not torch.equal(bias[0], bias[1])
@@ -283,7 +280,7 @@ def test_heads_take_the_offsets_in_turn() -> None:
 
 def test_neighbours_are_a_convolution() -> None:
     torch.manual_seed(0)
-    layer, x = Neighbours(5, taps=3), torch.randn(2, 7, 5)
+    layer, x = DepthwiseConv(5, kernel_size=3), torch.randn(2, 7, 5)
     expected = torch.nn.functional.conv1d(x.mT, layer.weight.T[:, None], padding=1, groups=5).mT
     assert torch.allclose(layer(x, None, None), expected, atol=1e-6)
 
@@ -293,7 +290,7 @@ def test_neighbours_end_at_the_border_of_a_document() -> None:
     other = z.clone()
     other[0, 4:] = (other[0, 4:] + 1) % VOCAB.size
     documents = torch.tensor([[0] * 4 + [1] * 4])
-    a, b = (hidden(net, each, documents=documents) for each in (z, other))
+    a, b = (hidden(net, each, document_ids=documents) for each in (z, other))
     assert torch.equal(a[0, :4], b[0, :4])
     assert not torch.allclose(a[0, 4:], b[0, 4:])
 
@@ -312,12 +309,12 @@ def test_neighbours_do_not_look_at_padding(where: str) -> None:
 
 def test_only_a_network_that_sees_both_sides_can_start_locally() -> None:
     with pytest.raises(ValueError, match="looks to both sides"):
-        DiTConfig(causal=True, local=LocalStart())
+        DiTConfig(causal=True, local_init=LocalInit())
     with pytest.raises(ValueError, match="odd"):
-        LocalStart(taps=4)
+        LocalInit(kernel_size=4)
     with pytest.raises(ValueError, match="at least one offset"):
-        LocalStart(offsets=())
-    assert SMALL.local is None
+        LocalInit(offsets=())
+    assert SMALL.local_init is None
 
 
 def test_the_activation_is_the_one_asked_for() -> None:
@@ -341,13 +338,13 @@ def test_what_is_computed_again_is_the_same(options: dict[str, Any], monkeypatch
     found, sizes = [], []
     for way in ("all", "spared", "recomputed"):
         net = network(**options, depth=4, dropout=0.3).train()
-        net.recompute = way == "recomputed"
+        net.gradient_checkpointing = way == "recomputed"
         torch.manual_seed(1)
-        with counted() as kept, monkeypatch.context() as patched:
+        with count_saved_tensors() as kept, monkeypatch.context() as patched:
             if way == "all":
-                patched.setattr(dit, "sparing", nullcontext)
+                patched.setattr(dit, "recompute_scope", nullcontext)
             loss = net.encode(z, torch.full((3, 1), 0.3), asked).square().sum()
-        sizes.append(kept.beside(net))
+        sizes.append(kept.activation_bytes(net))
         loss.backward()  # type: ignore[no-untyped-call]
         found.append([p.grad for p in net.parameters() if p.grad is not None])
     assert sizes[1] < 0.9 * sizes[0]

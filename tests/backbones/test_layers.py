@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.backbones.layers import GELU, Rotary, SquaredReLU, TimeEmbedding, rotate
+from unmask.backbones.layers import GELU, RotaryEmbedding, SquaredReLU, TimeEmbedding, _apply_rotary
 
 
 def vectors(*shape: int, seed: int = 0) -> Tensor:
@@ -12,12 +12,15 @@ def vectors(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_rotated_products_depend_on_the_distance_only() -> None:
-    rotary = Rotary(8, base=100.0)
+    rotary = RotaryEmbedding(8, theta=100.0)
     q, k = vectors(1, 8, seed=1), vectors(1, 8, seed=2)
 
     def product(i: int, j: int) -> float:
         return float(
-            (rotate(q, rotary.angles(torch.tensor([i]))) * rotate(k, rotary.angles(torch.tensor([j])))).sum()
+            (
+                _apply_rotary(q, rotary.cos_sin(torch.tensor([i])))
+                * _apply_rotary(k, rotary.cos_sin(torch.tensor([j])))
+            ).sum()
         )
 
     for i, j in ((0, 3), (3, 0), (7, 7)):
@@ -29,7 +32,7 @@ def test_rotated_products_depend_on_the_distance_only() -> None:
 
 def test_rotation_keeps_lengths_and_leaves_position_zero_alone() -> None:
     x = vectors(2, 5, 8)
-    turned = rotate(x, Rotary(8, base=100.0).angles(torch.arange(5)))
+    turned = _apply_rotary(x, RotaryEmbedding(8, theta=100.0).cos_sin(torch.arange(5)))
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[:, 0], x[:, 0])
     assert not torch.allclose(turned[:, 1], x[:, 1], atol=1e-2)
@@ -37,28 +40,28 @@ def test_rotation_keeps_lengths_and_leaves_position_zero_alone() -> None:
 
 def test_rotation_turns_pairs_by_position_times_frequency() -> None:
     # Dimensions i and i + d/2 are the plane; for d = 4 and base 100 the frequencies are 1 and 1/10.
-    turned = rotate(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), Rotary(4, base=100.0).angles(torch.tensor([3])))
+    turned = _apply_rotary(
+        torch.tensor([[1.0, 1.0, 0.0, 0.0]]), RotaryEmbedding(4, theta=100.0).cos_sin(torch.tensor([3]))
+    )
     angle = torch.tensor([3.0, 0.3])
     torch.testing.assert_close(turned[0], torch.cat([angle.cos(), angle.sin()]))
 
 
 def test_angles_may_start_anywhere() -> None:
-    rotary = Rotary(8, base=10_000.0)
-    for all_at_once, later in zip(
-        rotary.angles(torch.arange(9)), rotary.angles(torch.arange(6, 9)), strict=True
-    ):
+    rotary = RotaryEmbedding(8, theta=10_000.0)
+    for all_at_once, later in zip(rotary.cos_sin(torch.arange(9)), rotary.cos_sin(torch.arange(6, 9)), strict=True):
         assert torch.equal(all_at_once[6:], later)
 
 
 def test_rotary_has_nothing_to_save() -> None:
-    assert not Rotary(8, base=100.0).state_dict()
+    assert not RotaryEmbedding(8, theta=100.0).state_dict()
 
 
 def test_angles_stay_exact_in_a_network_of_low_precision() -> None:
     # bfloat16 has 8 bits: position 1000 times a rounded frequency would be off by radians.
     far = torch.arange(1000, 1004)
-    exact, low = Rotary(32, base=10_000.0), Rotary(32, base=10_000.0).to(torch.bfloat16)
-    for expected, got in zip(exact.angles(far), low.angles(far), strict=True):
+    exact, low = RotaryEmbedding(32, theta=10_000.0), RotaryEmbedding(32, theta=10_000.0).to(torch.bfloat16)
+    for expected, got in zip(exact.cos_sin(far), low.cos_sin(far), strict=True):
         torch.testing.assert_close(got.double(), expected.double(), atol=0.01, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""`unmask bench`: a table, figures as JSON, and a plot."""
+"""`make bench`: a table, figures as JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks.measure import Result
-from benchmarks.scaling import AXES, Point, _point
+from benchmarks.sampling_scaling import AXES, Point, _measure_point
+from benchmarks.side_by_side import Result
 from benchmarks.startup import Startup
-from unmask.cli import bench as command
 
-TOY = Result("a toy", "float32", (3.0, 4.0), (1.0, 2.0), share=0.5)
+TOY = Result("a toy", "float32", (3.0, 4.0), (1.0, 2.0), peak_fraction=0.5)
 
 
 def test_figures_are_shown_and_written(
@@ -25,7 +24,7 @@ def test_figures_are_shown_and_written(
     monkeypatch.setattr(program, "COMPARISONS", {"toy": lambda: TOY})
     extras = {"scaling": lambda: points, "startup": lambda: asdict(Startup((2.0,), (1.5,), (0.1,)))}
     monkeypatch.setattr(program, "EXTRAS", extras)
-    monkeypatch.setattr(program, "_peaks", lambda: {"float32": 1e9})
+    monkeypatch.setattr(program, "_matmul_peaks", lambda: {"float32": 1e9})
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
     program.main()
     shown = capsys.readouterr()
@@ -42,7 +41,7 @@ def test_only_what_is_asked_for_is_run(
 ) -> None:
     monkeypatch.setattr(program, "COMPARISONS", {"toy": lambda: TOY, "other": lambda: 1 / 0})
     monkeypatch.setattr(program, "EXTRAS", {})
-    monkeypatch.setattr(program, "_peaks", dict)
+    monkeypatch.setattr(program, "_matmul_peaks", dict)
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "toy"])
     program.main()
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "nothing"])
@@ -53,15 +52,9 @@ def test_only_what_is_asked_for_is_run(
 
 @pytest.mark.parametrize("axis", list(AXES))
 def test_a_point_of_each_axis(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.scaling.SIZE", program.scaling.Size(9, 1, 16, 8, heads=2))
-    point = _point(axis, 8)
-    assert point.calls <= 8
-    assert point.head_rows == (8 if axis == "batch" else 4) * 8
+    monkeypatch.setattr("benchmarks.sampling_scaling.SIZE", program.scaling.ModelSize(9, 1, 16, 8, heads=2))
+    point = _measure_point(axis, 8)
+    assert point.nfe <= 8
+    assert point.num_queries == (8 if axis == "batch" else 4) * 8
     assert point.ours > 0
-    assert point.textbook > 0
-
-
-def test_without_the_source_tree_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match="come with the source tree"):
-        command.bench()
+    assert point.baseline > 0

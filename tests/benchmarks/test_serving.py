@@ -12,10 +12,8 @@ from benchmarks import serving
 from unmask import MDLM, DiTConfig, LanguageModel, Tokenizer, save
 
 
-def test_a_quick_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lm = LanguageModel.new(DiTConfig(width=16, depth=1, heads=2, length=128), MDLM(), Tokenizer.bytes())
+def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = LanguageModel.from_config(DiTConfig(width=16, depth=1, heads=2, max_length=128), MDLM(), Tokenizer.bytes())
     save(lm, tmp_path / "model")
     monkeypatch.setattr(sys, "argv", ["serving", str(tmp_path / "model"), "--quick"])
     serving.main()

@@ -26,8 +26,8 @@ Command = Callable[..., Result]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        backbone = unmask.DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0)
-        lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc "))
+        backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0)
+        lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc "))
     return str(unmask.save(lm, tmp_path_factory.mktemp("model") / "tiny"))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from unmask.cli import COMMANDS
 from unmask.recipes import RECIPES
-from unmask.sampling import BY_NAME
+from unmask.sampling import SAMPLERS
 
 ASK = """
 source "$1"; shift
@@ -28,9 +28,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "unmask.bash"
-    made = subprocess.run(
-        [sys.executable, "-m", "unmask", "completion", "bash"], capture_output=True, check=True
-    )
+    made = subprocess.run([sys.executable, "-m", "unmask", "completion", "bash"], capture_output=True, check=True)
     path.write_bytes(made.stdout)
     return path
 
@@ -45,9 +43,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "stdlib-tiny", "--objective", "se"], {"sedd"}),
         (["train", "stdlib-tiny", "--objective", ""], {"mdlm", "d3pm", "sedd", "ar", "block"}),
         (["train", ""], set(RECIPES)),
-        (["train", "stdlib-tiny", "--show", "--obj"], {"--objective"}),
-        (["sample", "runs/demo", "--sampler", ""], {"default", *BY_NAME}),
-        (["judge", "runs/demo", "--samplers", "ancestral", "conf"], {"confidence"}),
+        (["train", "stdlib-tiny", "--print-config", "--obj"], {"--objective"}),
+        (["sample", "runs/demo", "--sampler", ""], {"default", *SAMPLERS}),
+        (["eval-samples", "runs/demo", "--samplers", "ancestral", "conf"], {"confidence"}),
         (["sample", "runs/demo", "--sampler", "confidence", "nothing-like-it"], {""}),
         (["completion", ""], {"bash", "zsh", "fish"}),
         ([""], {*COMMANDS, "-h", "--help"}),
@@ -72,7 +70,7 @@ def test_bash_completes_files_where_there_is_nothing_else(script: Path) -> None:
 def test_other_shells_get_a_script_too(shell: str, command: Callable[..., Any]) -> None:
     made = command("completion", shell)
     assert made.code == 0
-    assert all(re.search(rf"\b{name}\b", made.out) for name in (*COMMANDS, *RECIPES, *BY_NAME))
+    assert all(re.search(rf"\b{name}\b", made.out) for name in (*COMMANDS, *RECIPES, *SAMPLERS))
 
 
 def test_an_unknown_shell_is_refused(command: Callable[..., Any]) -> None:

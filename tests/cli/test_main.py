@@ -104,7 +104,7 @@ def test_what_goes_wrong_has_an_exit_code(
     def fail(arguments: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_run", fail)
+    monkeypatch.setattr(cli, "_dispatch", fail)
     assert command("recipes") == (code, "", told)
 
 
@@ -112,7 +112,7 @@ def test_a_failure_can_be_traced(command: Callable[..., Any], monkeypatch: pytes
     def fail(arguments: list[str]) -> None:
         raise RuntimeError("deep down")
 
-    monkeypatch.setattr(cli, "_run", fail)
+    monkeypatch.setattr(cli, "_dispatch", fail)
     monkeypatch.setenv("UNMASK_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="deep down"):
         command("recipes")
@@ -142,7 +142,7 @@ def test_output_that_does_not_fit_is_one_sentence() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_leaves_without_a_traceback(folder: str) -> None:
     """Sent by another process while texts are written, after the first frame has been seen."""
-    many = [*UNMASK, "sample", folder, "--n", "300", "--steps", "100000", "--sampler", "remask", "--watch"]
+    many = [*UNMASK, "sample", folder, "--n", "300", "--steps", "100000", "--sampler", "remdm", "--watch"]
     work = subprocess.Popen(many, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert work.stdout is not None
     assert work.stderr is not None

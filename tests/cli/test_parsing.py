@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from unmask.cli import COMMANDS, function
-from unmask.cli.helping import help_text
+from unmask.cli import COMMANDS, command_function
+from unmask.cli.help import help_text
 from unmask.cli.parsing import parse
-from unmask.cli.signature import Inline, Option, Positional, arguments
+from unmask.cli.signature import Inline, Option, Positional, command_arguments
 
 ENTRY = re.compile(r"  (-h, --help|--[a-z][a-z.-]*( \S+)*(, --[a-z-]+ \S+)*|[A-Z]+( \.\.\.)?)(  +(\S.*))?")
 
@@ -21,7 +21,7 @@ ENTRY = re.compile(r"  (-h, --help|--[a-z][a-z.-]*( \S+)*(, --[a-z-]+ \S+)*|[A-Z
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_help_has_one_format(name: str) -> None:
     """Usage, what it does, examples, arguments, options; a text and no `None` for each of them."""
-    shown = help_text(name, function(name))
+    shown = help_text(name, command_function(name))
     assert shown.startswith(f"usage: unmask {name} ")
     assert "\nFor example:\n  " in shown
     assert "Args:" not in shown
@@ -35,9 +35,9 @@ def test_every_help_has_one_format(name: str) -> None:
         entry = ENTRY.fullmatch(line)
         assert entry, line
         assert entry[6] or following.startswith(" " * 26), f"{line} has no text"
-    for argument in arguments(function(name)):
+    for argument in command_arguments(command_function(name)):
         assert argument.help.endswith((".", "!")), argument.names
-        assert argument.written in shown
+        assert argument.usage in shown
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,7 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str) -> None:
         (["infill", "runs/demo", b"\xff".decode("utf-8", "surrogateescape")], "TEMPLATE must be UTF-8 text"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line(
-    words: list[str], hint: str, command: Callable[..., Any]
-) -> None:
+def test_a_mistake_on_the_command_line_is_one_line(words: list[str], hint: str, command: Callable[..., Any]) -> None:
     shown = command(*words)
     assert (shown.code, shown.out) == (2, "")
     assert shown.err.startswith("unmask: ")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from unmask.cli import progress as module
-from unmask.cli.progress import amount, progress
+from unmask.cli.progress import _format_amount, progress
 
 
 class Terminal(io.StringIO):
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
     ],
 )
 def test_amounts(done: int, total: int | None, unit: str, text: str) -> None:
-    assert amount(done, total, unit) == text
+    assert _format_amount(done, total, unit) == text
 
 
 def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,17 +52,15 @@ def test_long_work_says_a_line_now_and_then(
     )
 
 
-def test_without_a_total_nobody_guesses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
+def test_without_a_total_nobody_guesses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "_SHOW_AFTER_SECONDS", 0.0)
     with progress("working", None, "bytes") as report:
         report(5)
     assert capsys.readouterr().err == "working: 5 bytes\n"
 
 
 def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(module, "_SHOW_AFTER_SECONDS", 0.0)
     with progress("working", 3, "tokens", quiet=True) as report:
         report(1)
     assert capsys.readouterr() == ("", "")
@@ -72,7 +70,7 @@ def test_a_terminal_gets_a_bar_even_before_the_first_report(monkeypatch: pytest.
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(module, "_SHOW_AFTER_SECONDS", 0.01)
     with progress("working", 40, "tokens") as report:
         deadline = time.monotonic() + 20
         while "0 of 40 tokens" not in terminal.getvalue() and time.monotonic() < deadline:

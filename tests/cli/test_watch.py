@@ -15,46 +15,53 @@ from rich.console import Console
 
 import unmask
 from unmask.cli import watch
-from unmask.cli.watch import BLOCK, FRESH, HIDDEN, SETTLED, gap_between_tokens, pieces
+from unmask.cli.watch import (
+    _MASK_GLYPH,
+    _MASKED_STYLE,
+    _NEW_STYLE,
+    _OLD_STYLE,
+    _styled_pieces,
+    _token_separator,
+)
 
 BYTES = unmask.Tokenizer.bytes()
 MASK = 256
 
 
-def plain(row: list[watch.Piece]) -> str:
+def plain(row: list[watch._StyledText]) -> str:
     return "".join(text for text, _ in row)
 
 
 def test_hidden_fresh_and_settled_tokens_are_told_apart() -> None:
     row, before = [*b"ab", MASK, MASK, *b"cd"], [ord("a"), MASK, MASK, MASK, *b"cd"]
-    assert pieces(row, before, MASK, BYTES.decode, "") == [
-        ("a", SETTLED),
-        ("b", FRESH),
-        (BLOCK * 2, HIDDEN),
-        ("cd", SETTLED),
+    assert _styled_pieces(row, before, MASK, BYTES.decode, "") == [
+        ("a", _OLD_STYLE),
+        ("b", _NEW_STYLE),
+        (_MASK_GLYPH * 2, _MASKED_STYLE),
+        ("cd", _OLD_STYLE),
     ]
 
 
 def test_a_character_belongs_to_the_piece_that_completes_it() -> None:
     whole = list("a€b".encode())
     before = [*whole[:2], MASK, MASK, whole[4]]
-    assert pieces(whole, before, MASK, BYTES.decode, "") == [
-        ("a", SETTLED),
-        ("€", FRESH),
-        ("b", SETTLED),
+    assert _styled_pieces(whole, before, MASK, BYTES.decode, "") == [
+        ("a", _OLD_STYLE),
+        ("€", _NEW_STYLE),
+        ("b", _OLD_STYLE),
     ]
-    half = pieces(before, before, MASK, BYTES.decode, "")
-    assert half == [("a\ufffd", SETTLED), (BLOCK * 2, HIDDEN), ("b", SETTLED)]
+    half = _styled_pieces(before, before, MASK, BYTES.decode, "")
+    assert half == [("a\ufffd", _OLD_STYLE), (_MASK_GLYPH * 2, _MASKED_STYLE), ("b", _OLD_STYLE)]
 
 
 @given(st.lists(st.tuples(st.integers(0, MASK), st.booleans()), min_size=1, max_size=40))
 def test_any_bytes_can_be_shown_and_none_is_lost(tokens: list[tuple[int, bool]]) -> None:
     row = [token for token, _ in tokens]
     before = [MASK if fresh else token for token, fresh in tokens]
-    shown = pieces(row, before, MASK, BYTES.decode, "")
+    shown = _styled_pieces(row, before, MASK, BYTES.decode, "")
     runs = [(hidden, list(run)) for hidden, run in groupby(row, key=lambda token: token == MASK)]
-    whole = "".join(BLOCK * len(run) if hidden else BYTES.decode(run) for hidden, run in runs)
-    assert plain(shown) == whole.translate(watch._PICTURES)
+    whole = "".join(_MASK_GLYPH * len(run) if hidden else BYTES.decode(run) for hidden, run in runs)
+    assert plain(shown) == whole.translate(watch._CONTROL_PICTURES)
     steering = {chr(code) for code in [*range(32), *range(0x7F, 0xA0)]} - {"\n"}
     assert not steering & set(plain(shown))
 
@@ -68,46 +75,49 @@ def test_words_are_kept_apart() -> None:
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.decoder = decoders.WordPiece()
     words = unmask.Tokenizer(inner)
-    gap = gap_between_tokens(words)
+    gap = _token_separator(words)
     assert gap == " "
-    assert plain(pieces([0, 3, 3, 1], [3] * 4, 3, words.decode, gap)) == f"flat {BLOCK} {BLOCK} is"
-    assert gap_between_tokens(BYTES) == ""
-    assert gap_between_tokens(None) == " "
+    assert plain(_styled_pieces([0, 3, 3, 1], [3] * 4, 3, words.decode, gap)) == f"flat {_MASK_GLYPH} {_MASK_GLYPH} is"
+    assert _token_separator(BYTES) == ""
+    assert _token_separator(None) == " "
 
 
 def test_a_token_is_fresh_for_one_step_only() -> None:
-    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, length=8, dropout=0.0)
-    lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc"))
-    frames = lm.frames(lm.holes("a<mask:6>b"), unmask.RandomOrder(steps=3))
+    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=8, dropout=0.0)
+    lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc"))
+    frames = lm.generate_steps(lm.encode_template("a<mask:6>b"), unmask.RandomOrder(steps=3))
     counts = [
         tuple(
             sum(len(text) for text, style in rows[0] if style == wanted)
-            for wanted in (SETTLED, FRESH, HIDDEN)
+            for wanted in (_OLD_STYLE, _NEW_STYLE, _MASKED_STYLE)
         )
-        for _, rows, _ in watch._changes(frames, lm.vocab.mask)
+        for _, rows, _ in watch._styled_frames(frames, lm.vocab.mask_id)
     ]
     assert counts == [(2, 0, 6), (2, 2, 4), (4, 2, 2), (6, 2, 0)]
 
 
 def test_a_text_taller_than_the_terminal_shows_the_place_of_work() -> None:
     console = Console(width=10, height=8, file=open(os.devnull, "w"))  # noqa: SIM115
-    settled = [(f"line {i:02}\n", SETTLED) for i in range(30)]
+    settled = [(f"line {i:02}\n", _OLD_STYLE) for i in range(30)]
     for text, seen in [
-        ([*settled, (BLOCK, HIDDEN)], f"line 29\n{BLOCK}"),
-        ([(BLOCK + "\n", HIDDEN), *settled], f"{BLOCK}\nline 00"),
-        ([*settled[:12], (BLOCK + "\n", HIDDEN), *settled[12:]], f"line 11\n{BLOCK}\nline 12"),
+        ([*settled, (_MASK_GLYPH, _MASKED_STYLE)], f"line 29\n{_MASK_GLYPH}"),
+        ([(_MASK_GLYPH + "\n", _MASKED_STYLE), *settled], f"{_MASK_GLYPH}\nline 00"),
+        (
+            [*settled[:12], (_MASK_GLYPH + "\n", _MASKED_STYLE), *settled[12:]],
+            f"line 11\n{_MASK_GLYPH}\nline 12",
+        ),
     ]:
-        drawn = [line.plain for line in watch._picture("title", [text], console).renderables]
+        drawn = [line.plain for line in watch._layout("title", [text], console).renderables]
         assert len(drawn) <= console.height - 1
         assert seen in "\n".join(line.rstrip() for line in drawn)
     console.file.close()
 
 
 def test_elsewhere_than_on_a_terminal_frames_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, length=8, dropout=0.0)
-    lm = unmask.LanguageModel.new(backbone, unmask.MDLM(), unmask.Tokenizer.characters("a\n"))
-    frames = list(lm.frames(lm.holes("a<mask:2>a", n=2), unmask.RandomOrder(steps=2)))
-    last = watch.watch(frames, lm.vocab.mask, delay=3.0)
+    backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=8, dropout=0.0)
+    lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), unmask.Tokenizer.characters("a\n"))
+    frames = list(lm.generate_steps(lm.encode_template("a<mask:2>a", n=2), unmask.RandomOrder(steps=2)))
+    last = watch.watch(frames, lm.vocab.mask_id, delay=3.0)
     assert last is frames[-1]
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("step")] == [
@@ -115,7 +125,7 @@ def test_elsewhere_than_on_a_terminal_frames_are_lines(capsys: pytest.CaptureFix
         "step 1: 2 still hidden",
         "step 2: 0 still hidden",
     ]
-    assert lines[1:3] == [f"  a{BLOCK}{BLOCK}a"] * 2
+    assert lines[1:3] == [f"  a{_MASK_GLYPH}{_MASK_GLYPH}a"] * 2
     assert lines[-2:] == ["  " + text.replace("\n", "⏎") for text in last.texts]
 
 
@@ -146,7 +156,7 @@ def test_a_real_terminal(folder: str) -> None:
     assert work.returncode == 0
     text, shown = out.decode(), seen.decode()
     assert text == unmask.load(folder).infill("a<mask:3>b").text + "\n"
-    assert f"a\x1b[2m{BLOCK * 3}\x1b[0mb" in shown
+    assert f"a\x1b[2m{_MASK_GLYPH * 3}\x1b[0mb" in shown
     assert re.search(r"\x1b\[1;32m[abc ]+\x1b\[0m", shown)  # fresh tokens
     assert "still hidden" in shown
     assert "\x1b[1A\x1b[2K" in shown  # each frame goes where the last one was

@@ -17,19 +17,21 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from unmask.config import from_json, to_json
-from unmask.data import encoding, formats, shards
-from unmask.data.corpus import Corpus, PrepareOptions, Split, join, prepare
-from unmask.data.formats import Piece
-from unmask.data.sources import SourceOptions
-from unmask.data.tokenizer import Tokenizer
-from unmask.data.unknown import Unknown
+from unmask.data.corpus import build as encoding
+from unmask.data.corpus import token_files as shards
+from unmask.data.corpus.corpus import Corpus, PrepareConfig, Split, merge_shards, prepare
+from unmask.data.readers import text as formats
+from unmask.data.readers.text import TextChunk
+from unmask.data.sources import SourceConfig
+from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers.unknown_stats import UnknownStats
 from unmask.types import Vocab
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are not at {DATA}")
 
-LINES = PrepareOptions(SourceOptions(lines=True))
-ALL = PrepareOptions(share=0)
+LINES = PrepareConfig(SourceConfig(lines=True))
+ALL = PrepareConfig(validation_fraction=0)
 
 
 @pytest.fixture
@@ -43,11 +45,11 @@ def source(tmp_path: Path) -> Path:
 
 def decoded(corpus: Corpus, split: Split) -> list[str]:
     """Its documents as text."""
-    ends = [0, *split.ends.tolist()]
+    ends = [0, *split.document_ends.tolist()]
     found = []
     for start, stop in pairwise(ends):
         ids = split.read(start, stop).tolist()
-        if corpus.separator is not None and ids[-1] == corpus.separator:
+        if corpus.eos_id is not None and ids[-1] == corpus.eos_id:
             ids.pop()
         found.append(corpus.tokenizer.decode(ids))
     return found
@@ -67,13 +69,13 @@ def test_documents_come_back(source: Path, tmp_path: Path, tokenizer: str) -> No
     assert sorted(kept + held_out) == sorted(lines)
     assert kept == [line for line in lines if line not in held_out]
     for split in (train, valid):
-        assert split.documents == len(split.ends)
-        assert split.tokens == split.ends[-1]
-        assert split.text.bytes == sum(len(line.encode()) for line in decoded(corpus, split))
-        last = [split.read(end - 1, end).item() for end in split.ends.tolist()]
-        assert set(last) == {corpus.separator} == {0}
-    assert valid.text.bytes / (train.text.bytes + valid.text.bytes) == pytest.approx(0.05, abs=0.02)
-    assert corpus.vocab == Vocab(size=corpus.tokenizer.size + 1, mask=corpus.tokenizer.size, end=0)
+        assert split.num_documents == len(split.document_ends)
+        assert split.num_tokens == split.document_ends[-1]
+        assert split.text_stats.bytes == sum(len(line.encode()) for line in decoded(corpus, split))
+        last = [split.read(end - 1, end).item() for end in split.document_ends.tolist()]
+        assert set(last) == {corpus.eos_id} == {0}
+    assert valid.text_stats.bytes / (train.text_stats.bytes + valid.text_stats.bytes) == pytest.approx(0.05, abs=0.02)
+    assert corpus.vocab == Vocab(size=corpus.tokenizer.vocab_size + 1, mask_id=corpus.tokenizer.vocab_size, eos_id=0)
 
 
 def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
@@ -82,16 +84,16 @@ def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
         "manifest.json",
         "tokenizer.json",
         "train-00000.bin",
-        "train.ends.bin",
+        "train.document_ends.bin",
         "valid-00000.bin",
-        "valid.ends.bin",
+        "valid.document_ends.bin",
     ]
     raw = np.fromfile(tmp_path / "out" / "train-00000.bin", "<u2")
-    assert raw.tolist() == corpus.splits["train"].read(0, corpus.splits["train"].tokens).tolist()
+    assert raw.tolist() == corpus.splits["train"].read(0, corpus.splits["train"].num_tokens).tolist()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["format"] == "unmask-corpus-3"
-    assert manifest["sources"][0]["identity"].startswith("text sha256:")
-    assert (manifest["dtype"], manifest["tokenizer"]["size"]) == ("uint16", 256)
+    assert manifest["format"] == "unmask-corpus-4"
+    assert manifest["sources"][0]["fingerprint"].startswith("text sha256:")
+    assert (manifest["dtype"], manifest["tokenizer"]["vocab_size"]) == ("uint16", 256)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "source.txt"], "nothing is left over"
     umask = os.umask(0)
     os.umask(umask)
@@ -102,9 +104,9 @@ def test_without_a_separator_documents_abut(tmp_path: Path) -> None:
     (tmp_path / "a.fa").write_text(">1\nACG\n>2\nNnr\n>3\nT\n")
     corpus = prepare([str(tmp_path / "a.fa")], tmp_path / "out", "dna", ALL)
     train = corpus.splits["train"]
-    assert corpus.separator is None
-    assert train.read(0, train.tokens).tolist() == [0, 1, 2, 4, 4, 4, 3]
-    assert train.ends.tolist() == [3, 6, 7]
+    assert corpus.eos_id is None
+    assert train.read(0, train.num_tokens).tolist() == [0, 1, 2, 4, 4, 4, 3]
+    assert train.document_ends.tolist() == [3, 6, 7]
     assert list(corpus.splits) == ["train"]
 
 
@@ -115,7 +117,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     corpus = prepare([str(tmp_path / "a.txt")], tmp_path / "out", str(tmp_path / "t.json"), ALL)
     assert corpus.manifest.dtype == "uint32"
     assert corpus.splits["train"].read(0, 2).tolist() == [1, 70_000]
-    assert corpus.vocab.mask == 70_001
+    assert corpus.vocab.mask_id == 70_001
 
 
 @settings(deadline=None, max_examples=60)
@@ -125,11 +127,11 @@ def test_reading_across_shards(data: st.DataObject, tmp_path_factory: pytest.Tem
     text = data.draw(st.binary(min_size=1, max_size=40)).hex()
     (folder / "a.txt").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "SHARD_BYTES", data.draw(st.integers(1, 10)) * 2)
+        patch.setattr(shards, "_MAX_TOKEN_FILE_BYTES", data.draw(st.integers(1, 10)) * 2)
         corpus = prepare([str(folder / "a.txt")], folder / "out", "bytes", ALL)
     split = Corpus.open(corpus.folder, verify=True).splits["train"]
-    start = data.draw(st.integers(0, split.tokens))
-    stop = data.draw(st.integers(start, split.tokens))
+    start = data.draw(st.integers(0, split.num_tokens))
+    stop = data.draw(st.integers(start, split.num_tokens))
     ids = split.read(start, stop)
     assert ids.dtype == np.int64
     assert ids.tolist() == [*text.encode(), 0][start:stop]
@@ -137,14 +139,14 @@ def test_reading_across_shards(data: st.DataObject, tmp_path_factory: pytest.Tem
 
 def test_reading_beyond_the_end_is_refused(source: Path, tmp_path: Path) -> None:
     split = prepare([str(source)], tmp_path / "out", "bytes", ALL).splits["train"]
-    for start, stop in ((-1, 1), (2, 1), (0, split.tokens + 1)):
+    for start, stop in ((-1, 1), (2, 1), (0, split.num_tokens + 1)):
         with pytest.raises(ValueError, match=rf"^tokens {start}\.\.{stop} are not within the split's 0\.\."):
             split.read(start, stop)
 
 
 def test_more_shards_than_a_process_may_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
-    monkeypatch.setattr(shards, "SHARD_BYTES", 2)
+    monkeypatch.setattr(shards, "_MAX_TOKEN_FILE_BYTES", 2)
     (tmp_path / "a.txt").write_text("x" * 600)
     split = prepare([str(tmp_path / "a.txt")], tmp_path / "out", "bytes", ALL).splits["train"]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -163,10 +165,8 @@ def test_a_split_can_be_sent_to_another_process(source: Path, tmp_path: Path) ->
     assert pickle.loads(sent).read(10, 20).tolist() == expected.tolist()
 
 
-def test_a_stretch_of_a_long_document_ends_without_separator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(formats, "PIECE", 1024)
+def test_a_stretch_of_a_long_document_ends_without_separator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "CHUNK_CHARS", 1024)
     text = "".join(f"{i:07d}\n" for i in range(8000))
     (tmp_path / "a.txt").write_text(text)
     corpus = prepare([str(tmp_path / "a.txt")], tmp_path / "out", "bytes")
@@ -174,11 +174,9 @@ def test_a_stretch_of_a_long_document_ends_without_separator(
     parts = decoded(corpus, train) + decoded(corpus, valid)
     assert len(parts) > 6
     assert "".join(sorted(parts)) == text  # zero-padded numbers sort as they stood
-    assert sum(train.read(0, train.tokens) == 0) + sum(valid.read(0, valid.tokens) == 0) == 1
+    assert sum(train.read(0, train.num_tokens) == 0) + sum(valid.read(0, valid.num_tokens) == 0) == 1
     for part in decoded(corpus, train):
-        assert [int(number) for number in part.split()] == list(
-            range(int(part[:7]), int(part[:7]) + len(part) // 8)
-        )
+        assert [int(number) for number in part.split()] == list(range(int(part[:7]), int(part[:7]) + len(part) // 8))
 
 
 def test_rerunning_is_free(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,17 +185,15 @@ def test_rerunning_is_free(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
         first = prepare([str(source)], out, tokenizer, LINES)
         before = contents(out)
         with monkeypatch.context() as patch:
-            patch.setattr(encoding, "documents", None)
+            patch.setattr(encoding, "read_documents", None)
             again = prepare([str(source)], out, tokenizer, LINES)
         assert contents(out) == before
         assert again.digest == first.digest
 
 
-def test_rerunning_needs_no_right_to_write(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rerunning_needs_no_right_to_write(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare([str(source)], tmp_path / "out", "bytes", LINES)
-    monkeypatch.setattr("unmask.data.folders.exclusive", None)
+    monkeypatch.setattr("unmask.io.atomic.file_lock", None)
     prepare([str(source)], tmp_path / "out", "bytes", LINES)
 
 
@@ -215,7 +211,7 @@ def test_anything_different_is_prepared_anew(source: Path, tmp_path: Path) -> No
     copy.write_bytes(source.read_bytes())
     seen: dict[str, str] = {}
 
-    def changed(what: str, *names: Path, tokenizer: str = "bytes", options: PrepareOptions = LINES) -> None:
+    def changed(what: str, *names: Path, tokenizer: str = "bytes", options: PrepareConfig = LINES) -> None:
         corpus = prepare([str(name) for name in names], out, tokenizer, options)
         assert corpus.digest not in seen, f"{what} gave the corpus of {seen.get(corpus.digest)}"
         assert Corpus.open(out, verify=True).digest == corpus.digest
@@ -226,8 +222,8 @@ def test_anything_different_is_prepared_anew(source: Path, tmp_path: Path) -> No
     changed("tokenizer", source, tokenizer="bpe:300")
     changed("size of the tokenizer", source, tokenizer="bpe:310")
     changed("twice", source, copy)
-    changed("documents", source, options=PrepareOptions())
-    changed("share", source, options=PrepareOptions(SourceOptions(lines=True), share=0.2))
+    changed("documents", source, options=PrepareConfig())
+    changed("share", source, options=PrepareConfig(SourceConfig(lines=True), validation_fraction=0.2))
     times = source.stat()
     source.write_text(source.read_text(encoding="utf-8").replace("line 7", "LINE 7"), encoding="utf-8")
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -243,7 +239,7 @@ def test_two_tokenizers_never_share_ids(source: Path, tmp_path: Path) -> None:
     for alphabet in (text, text + "z", text):
         file.write_text(Tokenizer.characters(alphabet).to_json(), encoding="utf-8")
         corpus = prepare([str(source)], tmp_path / "out", str(file), LINES)
-        assert corpus.tokenizer.size == len(set(alphabet))
+        assert corpus.tokenizer.vocab_size == len(set(alphabet))
         assert "".join(decoded(corpus, corpus.splits["train"])).isprintable()
         digests.add(corpus.digest)
     assert len(digests) == 2
@@ -252,7 +248,7 @@ def test_two_tokenizers_never_share_ids(source: Path, tmp_path: Path) -> None:
 def test_a_damaged_corpus_is_prepared_anew(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = prepare([str(source)], out, "bytes", LINES)
-    for name in ("train-00000.bin", "valid.ends.bin", "manifest.json", "tokenizer.json"):
+    for name in ("train-00000.bin", "valid.document_ends.bin", "manifest.json", "tokenizer.json"):
         (out / name).write_bytes((out / name).read_bytes()[:-10])
         assert prepare([str(source)], out, "bytes", LINES).digest == first.digest
         assert Corpus.open(out, verify=True).digest == first.digest
@@ -279,12 +275,12 @@ def test_a_link_is_followed(source: Path, tmp_path: Path) -> None:
 
 
 def test_progress_counts_bytes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "BATCH", 1000)
+    monkeypatch.setattr(encoding, "_BATCH_CHARS", 1000)
     told: list[int] = []
     corpus = prepare([str(source)], tmp_path / "out", "bytes", LINES, told.append)
     assert len(told) > 5
     assert told == sorted(told)
-    assert told[-1] == sum(split.text.bytes for split in corpus.splits.values())
+    assert told[-1] == sum(split.text_stats.bytes for split in corpus.splits.values())
 
 
 @pytest.mark.parametrize(
@@ -312,48 +308,44 @@ def test_bad_requests(sources: list[str], tokenizer: str, message: str, source: 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"share": 1.0}, r"^the share of the validation split must be in \[0, 1\); got 1\.0$"),
-        ({"share": -0.1}, r"^the share of the validation split must be in \[0, 1\); got -0\.1$"),
+        ({"validation_fraction": 1.0}, r"^validation_fraction must be in \[0, 1\); got 1\.0$"),
+        ({"validation_fraction": -0.1}, r"^validation_fraction must be in \[0, 1\); got -0\.1$"),
         ({"shard": (2, 2)}, r"^a shard \(i, n\) needs 0 <= i < n; got \(2, 2\)$"),
     ],
 )
 def test_bad_options(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PrepareOptions(**fields)
+        PrepareConfig(**fields)
 
 
 def test_options_are_plain() -> None:
-    options = PrepareOptions(SourceOptions(lines=True), 0.1, (1, 3))
-    assert from_json(PrepareOptions, to_json(options)) == options
+    options = PrepareConfig(SourceConfig(lines=True), 0.1, (1, 3))
+    assert from_json(PrepareConfig, to_json(options)) == options
 
 
-def test_a_corpus_with_the_mask_id_is_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def with_mask(self: Tokenizer, texts: list[str]) -> tuple[list[Any], Unknown]:
-        return [np.full(len(text), self.size, self.dtype) for text in texts], Unknown()
+def test_a_corpus_with_the_mask_id_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_mask(self: Tokenizer, texts: list[str]) -> tuple[list[Any], UnknownStats]:
+        return [np.full(len(text), self.vocab_size, self.dtype) for text in texts], UnknownStats()
 
-    monkeypatch.setattr(Tokenizer, "encode_counted", with_mask)
-    monkeypatch.setattr(encoding, "_changed", lambda *_: None)
+    monkeypatch.setattr(Tokenizer, "encode_batch_with_stats", with_mask)
+    monkeypatch.setattr(encoding, "_round_trip_difference", lambda *_: None)
     with pytest.raises(ValueError, match=r"^the corpus contains the mask id 256, which stands for a hidden"):
         prepare([str(source)], tmp_path / "out", "bytes", LINES)
     assert not (tmp_path / "out").exists()
 
 
-def test_memory_does_not_grow_with_the_corpus(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_the_corpus(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The quick brown fox jumps over the lazy dog.\n" * 5800
 
-    def generated(count: int) -> Iterator[Piece]:
+    def generated(count: int) -> Iterator[TextChunk]:
         for i in range(count):
-            yield Piece(f"{i} {text}", i % 50 == 49 or i == count - 1, "generated")
+            yield TextChunk(f"{i} {text}", i % 50 == 49 or i == count - 1, "generated")
 
     peaks = []
     for count in (60, 180):  # 16 and 47 MB that never exist as a whole
-        monkeypatch.setattr(encoding, "documents", lambda names, options, count=count: generated(count))
+        monkeypatch.setattr(encoding, "read_documents", lambda names, options, count=count: generated(count))
         tracemalloc.start()
-        prepare([str(source)], tmp_path / f"{count}", "bytes", PrepareOptions(share=0.01))
+        prepare([str(source)], tmp_path / f"{count}", "bytes", PrepareConfig(validation_fraction=0.01))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 2e6
@@ -363,12 +355,12 @@ def test_memory_does_not_grow_with_the_corpus(
 def test_a_sample_is_even_and_bounded() -> None:
     texts = [f"{i:05d}" for i in range(20_000)]
     for budget in (5_000, 20_000, 10**6):
-        kept = encoding.sample(iter(texts), budget)
+        kept = encoding._subsample(iter(texts), budget)
         assert kept == sorted(kept)
         assert min(budget, 100_000) / 2.2 <= sum(map(len, kept)) <= budget
         places = np.array([int(text) for text in kept])
         assert np.histogram(places, 10, (0, 20_000))[0].max() <= len(kept) / 10 * 1.15 + 2
-    assert encoding.sample(iter(["x" * 100]), 10) == ["x" * 100]
+    assert encoding._subsample(iter(["x" * 100]), 10) == ["x" * 100]
 
 
 def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path: Path) -> None:
@@ -377,13 +369,13 @@ def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines))
     corpus = prepare([str(tmp_path / "a.txt")], tmp_path / "out", "bpe:300", LINES)
     assert any("zyzzyva" in text for text in decoded(corpus, corpus.splits["valid"]))
-    tokens = [corpus.tokenizer.decode([i]) for i in range(corpus.tokenizer.size)]
+    tokens = [corpus.tokenizer.decode([i]) for i in range(corpus.tokenizer.vocab_size)]
     assert " words" in tokens
     assert not any("zy" in token for token in tokens)
 
 
 def parts_of(source: Path, out: Path, n: int, tokenizer: str = "bytes", **fields: Any) -> list[Corpus]:
-    options = [PrepareOptions(SourceOptions(lines=True), shard=(i, n), **fields) for i in range(n)]
+    options = [PrepareConfig(SourceConfig(lines=True), shard=(i, n), **fields) for i in range(n)]
     return [prepare([str(source)], out, tokenizer, each) for each in options]
 
 
@@ -392,34 +384,34 @@ def test_parts_join(source: Path, tmp_path: Path, tokenizer: str) -> None:
     whole = prepare([str(source)], tmp_path / "whole", tokenizer, LINES)
     out = tmp_path / "out"
     parts = parts_of(source, out, 3, tokenizer)
-    assert [corpus.folder.name for corpus in parts] == ["part-0-of-3", "part-1-of-3", "out"]
+    assert [corpus.folder.name for corpus in parts] == ["shard-0-of-3", "shard-1-of-3", "out"]
     joined = Corpus.open(out, verify=True)
     assert joined.tokenizer.digest == whole.tokenizer.digest
     for name, split in whole.splits.items():
         assert sorted(decoded(joined, joined.splits[name])) == sorted(decoded(whole, split))
-        assert joined.splits[name].tokens == split.tokens
-        assert joined.splits[name].text.bytes == split.text.bytes
-        assert joined.splits[name].documents == split.documents
+        assert joined.splits[name].num_tokens == split.num_tokens
+        assert joined.splits[name].text_stats.bytes == split.text_stats.bytes
+        assert joined.splits[name].num_documents == split.num_documents
     before = contents(out)
     assert [corpus.folder for corpus in parts_of(source, out, 3, tokenizer)] == [out] * 3
     assert prepare([str(source)], out, tokenizer, LINES).digest == joined.digest
     assert contents(out) == before, "re-running is free"
-    assert join(out).digest == joined.digest
+    assert merge_shards(out).digest == joined.digest
 
 
 def test_more_parts_than_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    joined = parts_of(tmp_path / "a.txt", tmp_path / "out", 4, share=0)[-1]
+    joined = parts_of(tmp_path / "a.txt", tmp_path / "out", 4, validation_fraction=0)[-1]
     assert decoded(joined, joined.splits["train"]) == ["one", "two"]
 
 
 def test_a_part_that_is_missing_is_named(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=r"out has no parts to join; prepare them with a shard \(i, n\)$"):
-        join(out)
-    prepare([str(source)], out, "bytes", PrepareOptions(shard=(1, 3)))
-    with pytest.raises(ValueError, match=r"out is incomplete: it has no part-0-of-3, part-2-of-3 yet$"):
-        join(out)
+        merge_shards(out)
+    prepare([str(source)], out, "bytes", PrepareConfig(shard=(1, 3)))
+    with pytest.raises(ValueError, match=r"out is incomplete: it has no shard-0-of-3, shard-2-of-3 yet$"):
+        merge_shards(out)
     with pytest.raises(ValueError, match=r"out is not a prepared corpus: it has no manifest\.json$"):
         Corpus.open(out)
 
@@ -429,36 +421,30 @@ def test_parts_of_different_corpora_do_not_join(source: Path, tmp_path: Path) ->
     parts_of(source, out, 2)
     assert (out / "manifest.json").exists()
     for tokenizer, options, difference in (
-        ("bpe:300", PrepareOptions(SourceOptions(lines=True), shard=(1, 2)), "token ids"),
-        ("bytes", PrepareOptions(shard=(1, 2)), "options"),
+        ("bpe:300", PrepareConfig(SourceConfig(lines=True), shard=(1, 2)), "token ids"),
+        ("bytes", PrepareConfig(shard=(1, 2)), "options"),
     ):
-        assert prepare([str(source)], out, tokenizer, options).folder.name == "part-1-of-2"
+        assert prepare([str(source)], out, tokenizer, options).folder.name == "shard-1-of-2"
         assert not (out / "manifest.json").exists(), "no manifest may list files that were replaced"
-        with pytest.raises(
-            ValueError, match=rf"part-1-of-2 has other {difference} than part-0-of-2; prepare"
-        ):
-            join(out)
+        with pytest.raises(ValueError, match=rf"shard-1-of-2 has other {difference} than shard-0-of-2; prepare"):
+            merge_shards(out)
     source.write_text("other text\nand more\n")
     changed = parts_of(source, out, 2)
-    assert [corpus.folder.name for corpus in changed] == ["part-0-of-2", "out"]
+    assert [corpus.folder.name for corpus in changed] == ["shard-0-of-2", "out"]
     both = [text for split in changed[1].splits.values() for text in decoded(changed[1], split)]
     assert "".join(sorted(both)).replace("\n", "") == "and moreother text"
 
 
 def test_parts_and_whole_corpora_do_not_mix(source: Path, tmp_path: Path) -> None:
     prepare([str(source)], tmp_path / "whole", "bytes", LINES)
-    with pytest.raises(
-        ValueError, match=r"whole holds a corpus that was not prepared in parts; remove it or"
-    ):
+    with pytest.raises(ValueError, match=r"whole holds a corpus that was not prepared in parts; remove it or"):
         parts_of(source, tmp_path / "whole", 2)
     parts_of(source, tmp_path / "parts", 2)
-    with pytest.raises(
-        ValueError, match=r"parts holds a corpus in parts; remove it or choose another folder$"
-    ):
+    with pytest.raises(ValueError, match=r"parts holds a corpus in parts; remove it or choose another folder$"):
         prepare([str(source)], tmp_path / "parts", "dna", LINES)
     with pytest.raises(ValueError, match=r"parts holds parts of 2; remove them or choose another folder$"):
         parts_of(source, tmp_path / "parts", 3)
-    assert Corpus.open(tmp_path / "parts", verify=True).splits["train"].tokens
+    assert Corpus.open(tmp_path / "parts", verify=True).splits["train"].num_tokens
 
 
 @needs_data
@@ -466,8 +452,8 @@ def test_a_real_genome(tmp_path: Path) -> None:
     genome = DATA / "dna" / "genomes" / "ecoli_k12_mg1655.fa.gz"
     corpus = prepare([str(genome)], tmp_path / "out", "dna")
     train, valid = corpus.splits["train"], corpus.splits["valid"]
-    assert train.tokens + valid.tokens == train.text.bytes + valid.text.bytes == 4_639_675
-    assert 0.04 < valid.tokens / 4_639_675 < 0.12
+    assert train.num_tokens + valid.num_tokens == train.text_stats.bytes + valid.text_stats.bytes == 4_639_675
+    assert 0.04 < valid.num_tokens / 4_639_675 < 0.12
     assert corpus.tokenizer.decode(train.read(0, 20).tolist()) == "AGCTTTTCATTCTGACTGCA"
 
 
@@ -477,7 +463,7 @@ def test_cutting_a_document_does_not_change_its_tokens(name: str, tmp_path: Path
     text = (DATA / name).read_text(encoding="utf-8")
     corpus = prepare([str(DATA / name)], tmp_path / "out", "bpe:1024", ALL)
     train = corpus.splits["train"]
-    ids = train.read(0, train.tokens).tolist()
+    ids = train.read(0, train.num_tokens).tolist()
     assert corpus.tokenizer.decode(ids[:-1]) == text
-    assert ids == [*corpus.tokenizer.encode(text), corpus.separator]
-    assert train.ends.tolist() == [train.tokens]
+    assert ids == [*corpus.tokenizer.encode(text), corpus.eos_id]
+    assert train.document_ends.tolist() == [train.num_tokens]

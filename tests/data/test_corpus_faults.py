@@ -16,27 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unmask.data import encoding, folders
-from unmask.data.columns import PromptAnswer
-from unmask.data.corpus import Corpus, PrepareOptions, is_corpus, join, prepare
-from unmask.data.formats import Piece
-from unmask.data.sources import SourceOptions
+from unmask.data.corpus import build as encoding
+from unmask.data.corpus.corpus import Corpus, PrepareConfig, is_corpus, merge_shards, prepare
+from unmask.data.readers.records import PromptCompletion
+from unmask.data.readers.text import TextChunk
+from unmask.data.sources import SourceConfig
+from unmask.io import atomic as folders
 
-LINES = PrepareOptions(SourceOptions(lines=True))
+LINES = PrepareConfig(SourceConfig(lines=True))
 
 SLOW = """
 import sys, time
-from unmask.data.corpus import PrepareOptions, prepare
-from unmask.data import encoding
+from unmask.data.corpus.corpus import PrepareConfig, prepare
+from unmask.data.corpus import build as encoding
 
-encoding.BATCH = 50_000
+encoding._BATCH_CHARS = 50_000
 
 def told(done):
     print(done, flush=True)
     time.sleep(0.05 if done < 200_000 else 600)
 
 shard = tuple(map(int, sys.argv[3:])) or None
-prepare([sys.argv[1]], sys.argv[2], "bytes", PrepareOptions(shard=shard), told)
+prepare([sys.argv[1]], sys.argv[2], "bytes", PrepareConfig(shard=shard), told)
 """
 
 
@@ -78,7 +79,7 @@ def test_a_killed_run_leaves_nothing_under_its_name(source: Path, tmp_path: Path
     assert len(left) == 1, "the test would prove nothing if it had not begun to write"
     assert list((tmp_path / left[0]).glob("*.bin"))
     corpus = prepare([str(source)], out, "bytes")
-    assert sum(split.text.bytes for split in corpus.splits.values()) == source.stat().st_size
+    assert sum(split.text_stats.bytes for split in corpus.splits.values()) == source.stat().st_size
     assert names(tmp_path) == ["out", "source.txt"], "what the killed run left is swept up"
 
 
@@ -97,13 +98,13 @@ def test_a_killed_run_leaves_the_corpus_that_was_there(source: Path, tmp_path: P
 def test_a_killed_part_is_made_again(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     source.write_text(source.read_text() * 2)
-    prepare([str(source)], out, "bytes", PrepareOptions(shard=(1, 2)))
+    prepare([str(source)], out, "bytes", PrepareConfig(shard=(1, 2)))
     kill_midway(source, out, 0, 2)
     assert not (out / "manifest.json").exists()
-    assert not (out / "part-0-of-2").exists()
-    joined = prepare([str(source)], out, "bytes", PrepareOptions(shard=(0, 2)))
+    assert not (out / "shard-0-of-2").exists()
+    joined = prepare([str(source)], out, "bytes", PrepareConfig(shard=(0, 2)))
     assert joined.folder == out
-    assert sum(split.text.bytes for split in joined.splits.values()) == source.stat().st_size
+    assert sum(split.text_stats.bytes for split in joined.splits.values()) == source.stat().st_size
     assert not [name for name in names(out) if name.startswith(".")]
 
 
@@ -122,13 +123,11 @@ def test_a_live_run_is_waited_for_and_not_swept_up(source: Path, tmp_path: Path)
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert sum(bool(out) for out, _ in outputs) == 1, "one prepares, the other finds it done"
-    assert Corpus.open(tmp_path / "out", verify=True).splits["train"].tokens
+    assert Corpus.open(tmp_path / "out", verify=True).splits["train"].num_tokens
     assert names(tmp_path) == ["out", "source.txt"]
 
 
-def test_a_file_system_without_locks_will_do(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_will_do(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
 
     def unsupported(*_: Any) -> None:
@@ -137,7 +136,7 @@ def test_a_file_system_without_locks_will_do(
     monkeypatch.setattr(fcntl, "flock", unsupported)
     someone_elses = tmp_path / ".out.tmp-another-run"
     someone_elses.mkdir()
-    assert prepare([str(source)], tmp_path / "out", "bytes").splits["train"].tokens
+    assert prepare([str(source)], tmp_path / "out", "bytes").splits["train"].num_tokens
     assert someone_elses.exists(), "it may be alive: who knows"
 
 
@@ -155,7 +154,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         "manifest": (encoding.Manifest, "write"),
     }[call]
     out = tmp_path / "out"
-    before = prepare([str(source)], out, "bytes", PrepareOptions(share=0.5)).digest
+    before = prepare([str(source)], out, "bytes", PrepareConfig(validation_fraction=0.5)).digest
     with monkeypatch.context() as patch:
         patch.setattr(owner, attribute, full)
         with pytest.raises(ValueError, match=r"out cannot be written: No space left on device$"):
@@ -169,9 +168,9 @@ def test_a_disk_that_is_really_full(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("resource")
     code = """
 import resource, sys
-from unmask.data import encoding
-from unmask.data.corpus import prepare
-encoding.BATCH = 50_000
+from unmask.data.corpus import build as encoding
+from unmask.data.corpus.corpus import prepare
+encoding._BATCH_CHARS = 50_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
     prepare([sys.argv[1]], sys.argv[2], "bytes")
@@ -243,11 +242,11 @@ DAMAGE = {
     ),
     "other manifest": (
         lambda out: (out / "manifest.json").write_text("[]"),
-        r"manifest\.json is not in the format 'unmask-corpus-3' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-4' that is known here; prepare it again$",
     ),
     "old manifest": (
         lambda out: edit(out / "manifest.json", format="unmask-corpus-0"),
-        r"manifest\.json is not in the format 'unmask-corpus-3' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-4' that is known here; prepare it again$",
     ),
     "unknown field": (lambda out: edit(out / "manifest.json", colour=1), r"has an unknown field 'colour'"),
     "bad dtype": (
@@ -259,8 +258,8 @@ DAMAGE = {
         r"train-00000\.bin is damaged: it has 1000 bytes where the manifest says \d+; prepare it again$",
     ),
     "cut ends": (
-        lambda out: os.truncate(out / "train.ends.bin", 0),
-        r"train\.ends\.bin is damaged: it has 0 ",
+        lambda out: os.truncate(out / "train.document_ends.bin", 0),
+        r"train\.document_ends\.bin is damaged: it has 0 ",
     ),
     "no shard": (
         lambda out: (out / "valid-00000.bin").unlink(),
@@ -292,9 +291,9 @@ def test_damage_is_told_in_one_sentence(case: str, source: Path, tmp_path: Path)
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """A corpus that has files of every kind."""
     folder = tmp_path_factory.mktemp("pairs")
-    rows = [{"prompt": f"{n} and {n} is ", "answer": str(n + n)} for n in range(300)]
+    rows = [{"prompt": f"{n} and {n} is ", "completion": str(n + n)} for n in range(300)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = PrepareOptions(SourceOptions(pairs=PromptAnswer()), share=0.2)
+    options = PrepareConfig(SourceConfig(pair_format=PromptCompletion()), validation_fraction=0.2)
     return prepare([str(folder / "pairs.jsonl")], folder / "out", "bytes", options)
 
 
@@ -307,7 +306,11 @@ def flip(file: Path, bit: int) -> None:
 def test_every_flipped_bit_is_noticed_and_its_file_named(pairs: Corpus) -> None:
     """140 of them, in files of ids, borders, prompts, in the tokenizer and in the manifest itself."""
     files = sorted(pairs.folder.iterdir())
-    assert {file.name for file in files} >= {"valid-00000.bin", "train.ends.bin", "train.given.bin"}
+    assert {file.name for file in files} >= {
+        "valid-00000.bin",
+        "train.document_ends.bin",
+        "train.prompt_lengths.bin",
+    }
     random = np.random.default_rng(0)
     for number in range(140):
         file = files[number % len(files)]
@@ -324,9 +327,7 @@ def test_only_what_is_read_need_be_verified(pairs: Corpus) -> None:
     flip(pairs.folder / "train-00000.bin", 77)
     corpus = Corpus.open(pairs.folder, verify=False)
     corpus.verify("valid")
-    with pytest.raises(
-        ValueError, match=r"train-00000\.bin is damaged: its SHA-256 is not the one in the man"
-    ):
+    with pytest.raises(ValueError, match=r"train-00000\.bin is damaged: its SHA-256 is not the one in the man"):
         corpus.verify("train")
     flip(pairs.folder / "train-00000.bin", 77)
     corpus.verify()
@@ -349,9 +350,7 @@ def test_a_corpus_of_an_earlier_version_states_no_sum_of_its_manifest(source: Pa
     assert Corpus.open(out).digest == before
 
 
-def test_a_corpus_with_a_damaged_manifest_is_not_taken_for_a_folder_of_text(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_corpus_with_a_damaged_manifest_is_not_taken_for_a_folder_of_text(source: Path, tmp_path: Path) -> None:
     prepare([str(source)], tmp_path / "out", "bytes")
     assert is_corpus(tmp_path / "out")
     (tmp_path / "out" / "manifest.json").write_text("{")
@@ -361,10 +360,10 @@ def test_a_corpus_with_a_damaged_manifest_is_not_taken_for_a_folder_of_text(
 
 def test_a_manifest_cannot_point_elsewhere(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    prepare([str(source)], out, "bytes", PrepareOptions(share=0))
+    prepare([str(source)], out, "bytes", PrepareConfig(validation_fraction=0))
     for name in ("../source.txt", str(source)):
         data = json.loads((out / "manifest.json").read_text())
-        data["splits"][0]["shards"][0]["file"] = name
+        data["splits"][0]["token_files"][0]["file"] = name
         (out / "manifest.json").write_text(json.dumps(data))
         with pytest.raises(ValueError, match=r"source\.txt' lies outside the corpus folder$"):
             Corpus.open(out)
@@ -372,9 +371,9 @@ def test_a_manifest_cannot_point_elsewhere(source: Path, tmp_path: Path) -> None
 
 def test_counts_that_contradict_each_other(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    prepare([str(source)], out, "bytes", PrepareOptions(share=0))
+    prepare([str(source)], out, "bytes", PrepareConfig(validation_fraction=0))
     data = json.loads((out / "manifest.json").read_text())
-    data["splits"][0]["tokens"] += 1
+    data["splits"][0]["num_tokens"] += 1
     (out / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(ValueError, match=r"the counts of the split 'train' contradict each other"):
         Corpus.open(out)
@@ -382,41 +381,39 @@ def test_counts_that_contradict_each_other(source: Path, tmp_path: Path) -> None
 
 def test_a_corpus_that_was_replaced_is_not_read_from_its_old_files(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    old = prepare([str(source)], out, "bytes", PrepareOptions(share=0)).splits["train"]
+    old = prepare([str(source)], out, "bytes", PrepareConfig(validation_fraction=0)).splits["train"]
     assert bytes(old.read(0, 6).tolist()) == b"line 0"
     source.write_text(source.read_text().replace("line", "LINE"))
-    new = prepare([str(source)], out, "bytes", PrepareOptions(share=0)).splits["train"]
+    new = prepare([str(source)], out, "bytes", PrepareConfig(validation_fraction=0)).splits["train"]
     assert bytes(new.read(0, 6).tolist()) == b"LINE 0"
 
 
 def test_a_damaged_part_does_not_join(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for i in range(2):
-        prepare([str(source)], out, "bytes", PrepareOptions(LINES.source, shard=(i, 2)))
-    os.truncate(out / "part-1-of-2" / "train-00000.bin", 10)
-    with pytest.raises(ValueError, match=r"part-1-of-2/train-00000\.bin is damaged"):
+        prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(i, 2)))
+    os.truncate(out / "shard-1-of-2" / "train-00000.bin", 10)
+    with pytest.raises(ValueError, match=r"shard-1-of-2/train-00000\.bin is damaged"):
         Corpus.open(out)
-    with pytest.raises(ValueError, match=r"part-1-of-2/train-00000\.bin is damaged"):
-        join(out)
-    assert prepare([str(source)], out, "bytes", PrepareOptions(LINES.source, shard=(1, 2))).folder == out
+    with pytest.raises(ValueError, match=r"shard-1-of-2/train-00000\.bin is damaged"):
+        merge_shards(out)
+    assert prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(1, 2))).folder == out
 
 
-def test_a_join_that_fails_leaves_no_manifest(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_join_that_fails_leaves_no_manifest(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     out = tmp_path / "out"
-    prepare([str(source)], out, "bytes", PrepareOptions(LINES.source, shard=(0, 2)))
+    prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(0, 2)))
     with monkeypatch.context() as patch:
-        patch.setattr("unmask.data.corpus.join_ends", full)
+        patch.setattr("unmask.data.corpus.corpus.merge_document_ends", full)
         with pytest.raises(ValueError, match=r"out cannot be written: No space left on device"):
-            prepare([str(source)], out, "bytes", PrepareOptions(LINES.source, shard=(1, 2)))
+            prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(1, 2)))
         with pytest.raises(ValueError, match=r"out cannot be written: No space left on device"):
-            join(out)
-    assert names(out) == ["part-0-of-2", "part-1-of-2"]
-    assert join(out).splits["train"].tokens
+            merge_shards(out)
+    assert names(out) == ["shard-0-of-2", "shard-1-of-2"]
+    assert merge_shards(out).splits["train"].num_tokens
 
 
 def test_a_joined_manifest_never_lists_replaced_files(
@@ -424,15 +421,15 @@ def test_a_joined_manifest_never_lists_replaced_files(
 ) -> None:
     out = tmp_path / "out"
     for i in range(2):
-        prepare([str(source)], out, "bytes", PrepareOptions(LINES.source, shard=(i, 2)))
+        prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(i, 2)))
     stale = (out / "manifest.json").read_bytes()
-    other = PrepareOptions(LINES.source, share=0.2, shard=(1, 2))
+    other = PrepareConfig(LINES.source, validation_fraction=0.2, shard=(1, 2))
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("unmask.data.corpus._join_if_complete", interrupt)
+        patch.setattr("unmask.data.corpus.corpus._merge_if_complete", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare([str(source)], out, "bytes", other)
     assert not (out / "manifest.json").exists(), "killed between a new part and joining it"
@@ -448,10 +445,10 @@ def test_a_lock_that_was_given_up_is_not_shared(tmp_path: Path) -> None:
     seen: list[bool] = []
 
     def wait() -> None:
-        with folders.exclusive(path):
+        with folders.file_lock(path):
             seen.append(lock.exists())
 
-    with folders.exclusive(path) as alone:
+    with folders.file_lock(path) as alone:
         assert alone
         assert lock.exists()
         waiting = threading.Thread(target=wait)
@@ -463,15 +460,13 @@ def test_a_lock_that_was_given_up_is_not_shared(tmp_path: Path) -> None:
     assert not lock.exists()
 
 
-def test_a_fresh_folder_replaces_the_old_one_or_gives_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fresh_folder_replaces_the_old_one_or_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
     path.mkdir()
     (path / "old").touch()
     plain = Path.rename
     monkeypatch.setattr(Path, "rename", lambda self, to: _fail_into(path, plain, self, to))
-    with pytest.raises(OSError, match="refused"), folders.replacing(path, alone=True) as fresh:
+    with pytest.raises(OSError, match="refused"), folders.atomic_folder(path, locked=True) as fresh:
         (fresh / "new").touch()
     assert names(path) == ["old"]
     assert names(tmp_path) == ["out"]
@@ -491,7 +486,7 @@ def test_peak_memory_of_a_large_corpus(tmp_path: Path) -> None:
     assert resource
     code = """
 import resource, sys
-from unmask.data.corpus import prepare
+from unmask.data.corpus.corpus import prepare
 seen = []
 def told(done):
     seen.append((done, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
@@ -518,6 +513,6 @@ print(seen[-1][0], seen[-1][1] - early)
 def test_pieces_that_never_end_their_document_are_ended(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "documents", lambda *_: iter([Piece("abc", False, "x")]))
-    split = prepare([str(source)], tmp_path / "out", "bytes", PrepareOptions(share=0)).splits["train"]
-    assert split.ends.tolist() == [3]
+    monkeypatch.setattr(encoding, "read_documents", lambda *_: iter([TextChunk("abc", False, "x")]))
+    split = prepare([str(source)], tmp_path / "out", "bytes", PrepareConfig(validation_fraction=0)).splits["train"]
+    assert split.document_ends.tolist() == [3]

@@ -11,8 +11,8 @@ import pytest
 
 import unmask
 from unmask.cli import main
-from unmask.data import hub
-from unmask.data.hub import UNREACHABLE, hub_name, lookup, reachable
+from unmask.io import hub
+from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session, is_reachable, parse_repo_id
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hub, "_unreachable", {})
+    monkeypatch.setattr(hub, "_retry_after", {})
     monkeypatch.chdir(tmp_path)
 
 
@@ -42,29 +42,29 @@ def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("a/b/c", None),
         ("gpt2", None),
     ):
-        assert hub_name(text) == expected, text
+        assert parse_repo_id(text) == expected, text
 
 
 def test_nobody_answers(nobody: None) -> None:
-    assert not reachable()
-    with lookup("some/name") as online:
+    assert not is_reachable()
+    with hub_session("some/name") as online:
         assert not online
         assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in os.environ
-    with lookup(".") as online:  # what is here is not looked for
+    with hub_session(".") as online:  # what is here is not looked for
         assert online
 
 
 def test_somebody_answers(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert reachable()
+        assert is_reachable()
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert not reachable()
+        assert not is_reachable()
 
 
 def test_a_model_that_is_not_to_be_had_is_told_at_once(nobody: None, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^org/name is neither a folder nor .*: {UNREACHABLE}$"):
+    with pytest.raises(ValueError, match=f"^org/name is neither a folder nor .*: {UNREACHABLE_MESSAGE}$"):
         unmask.load("org/name")
     (tmp_path / "mine").mkdir()
     for name in ("runs/uni", "mine/model"):
@@ -89,16 +89,16 @@ def test_commands_do_not_wait(
     assert left.value.code == 2
     err = capsys.readouterr().err
     assert "some/thing" in err
-    assert UNREACHABLE in err
+    assert UNREACHABLE_MESSAGE in err
     assert err.count("\n") == 1
 
 
 def test_a_judge_that_is_not_to_be_had_is_told_at_once(nobody: None) -> None:
     pytest.importorskip("transformers")
-    from unmask.evaluation.judge import CausalJudge
+    from unmask.evaluation.reference_model import CausalReferenceModel
 
     for name in ("nope", "org/nope", "hub:org/nope"):
-        with pytest.raises(ValueError, match=f"nope is neither here nor on the hub: {UNREACHABLE}$"):
-            CausalJudge.load(name)
+        with pytest.raises(ValueError, match=f"nope is neither here nor on the hub: {UNREACHABLE_MESSAGE}$"):
+            CausalReferenceModel.load(name)
     with pytest.raises(ValueError, match="there is no judge runs/nope here"):
-        CausalJudge.load("runs/nope")
+        CausalReferenceModel.load("runs/nope")

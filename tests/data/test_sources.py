@@ -16,10 +16,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unmask.data import formats, jsonrows, sequences
-from unmask.data.columns import PromptAnswer
-from unmask.data.formats import PIECE, Piece, cut, pieces
-from unmask.data.sources import SourceOptions, documents, identity, plain_size, stamp
+from unmask.data.readers import fasta as sequences
+from unmask.data.readers import json_records as jsonrows
+from unmask.data.readers import text as formats
+from unmask.data.readers.records import PromptCompletion
+from unmask.data.readers.text import CHUNK_CHARS, TextChunk, chunk_text, split_point
+from unmask.data.sources import SourceConfig, file_stats, fingerprints, read_documents, text_bytes
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are not at {DATA}")
@@ -28,9 +30,9 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are n
 def texts(*names: Path | str, **options: Any) -> list[str]:
     """Whole documents."""
     found = [""]
-    for piece in documents([str(name) for name in names], SourceOptions(**options)):
+    for piece in read_documents([str(name) for name in names], SourceConfig(**options)):
         found[-1] += piece.text
-        if piece.ends:
+        if piece.is_last:
             found.append("")
     assert found.pop() == "", "the last piece must end its document"
     return found
@@ -52,7 +54,7 @@ def test_a_text_file_is_a_document(tmp_path: Path) -> None:
 def test_a_line_is_a_document(tmp_path: Path) -> None:
     file = written(tmp_path / "a.txt", "one\r\n\n  \ntwo \u2028 still two\x0bso\nthree")
     assert texts(file, lines=True) == ["one", "two \u2028 still two\x0bso", "three"]
-    assert [piece.origin for piece in documents([str(file)], SourceOptions(lines=True))] == [
+    assert [piece.source for piece in read_documents([str(file)], SourceConfig(lines=True))] == [
         f"{file} line 1",
         f"{file} line 4",
         f"{file} line 5",
@@ -93,7 +95,7 @@ def test_tables(tmp_path: Path) -> None:
 def test_fasta(tmp_path: Path) -> None:
     file = ">one of them\nACgt\nnn\r\n\n>two\n; a comment\nAC GT\n>empty\n>last\nttt"
     assert texts(written(tmp_path / "a.fa", file)) == ["ACGTNN", "ACGT", "TTT"]
-    origins = [piece.origin for piece in documents([str(tmp_path / "a.fa")], SourceOptions())]
+    origins = [piece.source for piece in read_documents([str(tmp_path / "a.fa")], SourceConfig())]
     assert origins == [f"{tmp_path / 'a.fa'} record of line {line}" for line in (1, 5, 9)]
 
 
@@ -104,22 +106,18 @@ def test_where_a_file_is_read_in_blocks_does_not_matter(
     fasta = written(tmp_path / "a.fa", ">one\nAC\nGT\n;c>c\n>two>\n\nACGT>\nA\n>t\nG")
     lines = written(tmp_path / "a.txt", "naïve\r\n\n漢字\n🙂 end")
     whole = written(tmp_path / "b.txt", "\ufeff\ufeffa\r\nb\r\r\nc\r")
-    listed = written(
-        tmp_path / "a.json", ' [ {"text": "é\\u00e9"} , "a\\n\\"b", {"text": "c", "n": -12.5e3}\n]\n'
-    )
+    listed = written(tmp_path / "a.json", ' [ {"text": "é\\u00e9"} , "a\\n\\"b", {"text": "c", "n": -12.5e3}\n]\n')
     reads = written(tmp_path / "a.fq", "@r1 x\nACgt\nN\n+r1\n@II\nII\n\n@r2\n\n+\n\n@r3\r\nTT\r\n+\r\n+@\r\n")
     table = written(tmp_path / "a.csv", 'a,text\n1,"é\n2"\n3,x\n')
     expected = ["ACGT", "ACGT>A", "G", "é\n2", "x", "\ufeffa\nb\r\nc\r", "éé", 'a\n"b', "c", "ACGTN", "TT"]
     in_lines = ["naïve", "漢字", "🙂 end"]
-    for size in (formats.BLOCK, block):
-        monkeypatch.setattr(formats, "BLOCK", size)
+    for size in (formats._READ_BYTES, block):
+        monkeypatch.setattr(formats, "_READ_BYTES", size)
         assert texts(fasta, table, whole, listed, reads) == expected
         assert texts(lines, lines=True) == in_lines
         for name in ("utf-16", "utf-16-be", "utf-8-sig", "cp1252", "shift_jis"):
             text = "one\r\ntwo" if name == "shift_jis" else "naïve\r\nend"
-            assert texts(written(tmp_path / name, text.encode(name)), encoding=name) == [
-                text.replace("\r", "")
-            ]
+            assert texts(written(tmp_path / name, text.encode(name)), encoding=name) == [text.replace("\r", "")]
 
 
 def test_gzip_around_everything(tmp_path: Path) -> None:
@@ -182,12 +180,12 @@ def test_hub_data_sets(data_set: Path) -> None:
 
 def test_the_identity_of_a_hub_data_set(data_set: Path) -> None:
     name = f"hub:{data_set}::validation"
-    before = identity([name])[name]
+    before = fingerprints([name])[name]
     assert before.startswith(f"hub {data_set} config:None split:validation fingerprint:")
     times = (data_set / "train.jsonl").stat()
     written(data_set / "train.jsonl", (data_set / "train.jsonl").read_text().replace("one", "two"))
     os.utime(data_set / "train.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert identity([name])[name] != before
+    assert fingerprints([name])[name] != before
 
 
 @pytest.mark.parametrize(
@@ -199,17 +197,15 @@ def test_a_missing_extra_is_named(
     package = module.split(".")[0]
     monkeypatch.setitem(sys.modules, package, None)
     source = name if name.startswith("hub:") else str(written(tmp_path / name, "PAR1"))
-    with pytest.raises(
-        ValueError, match=rf"^this needs the package {package}: pip install 'unmask\[{extra}\]'$"
-    ):
+    with pytest.raises(ValueError, match=rf"^this needs the package {package}: pip install 'unmask\[{extra}\]'$"):
         texts(source)
 
 
 def test_the_standard_library() -> None:
     origins = set()
     size = 0
-    for piece in documents(["stdlib"], SourceOptions()):
-        origins.add(piece.origin)
+    for piece in read_documents(["stdlib"], SourceConfig()):
+        origins.add(piece.source)
         size += len(piece.text)
     assert 5e6 < size < 30e6
     assert {"stdlib/this.py", "stdlib/json/decoder.py", "stdlib/idlelib/idle.py"} <= origins
@@ -217,7 +213,7 @@ def test_the_standard_library() -> None:
     folders = {folder for name in origins for folder in name.split("/")[:-1]}
     assert not folders & {"test", "tests", "idle_test", "site-packages", "dist-packages"}
     assert len(origins) > 400
-    assert identity(["stdlib"])["stdlib"].startswith("Python 3.")
+    assert fingerprints(["stdlib"])["stdlib"].startswith("Python 3.")
 
 
 def test_several_sources_follow_on_one_another(tmp_path: Path) -> None:
@@ -321,24 +317,18 @@ def test_a_delimiter_is_named(tmp_path: Path) -> None:
     assert texts(written(tmp_path / "b.csv", 'id\ttext\n1\t"a\tb"\n'), delimiter="\t") == ["a\tb"]
     for wrong in ("", ";;", '"', "\n"):
         with pytest.raises(ValueError, match=r"^a delimiter is one character, as ; or a tab; got "):
-            SourceOptions(delimiter=wrong)
+            SourceConfig(delimiter=wrong)
 
 
 def test_an_encoding_is_named(tmp_path: Path) -> None:
     file = written(tmp_path / "a.csv", "text\ncafé\n".encode("latin-1"))
     assert texts(file, encoding="latin-1") == ["café"]
     for wrong in ("latin-99", "base64", "rot13"):
-        with pytest.raises(
-            ValueError, match=f"^there is no encoding '{wrong}'; others than utf-8 are latin-1"
-        ):
-            SourceOptions(encoding=wrong)
-    with pytest.raises(
-        ValueError, match=r"a\.csv is not ascii: byte 0xe9 at offset 8 .* --encoding utf-8\)$"
-    ):
+        with pytest.raises(ValueError, match=f"^there is no encoding '{wrong}'; others than utf-8 are latin-1"):
+            SourceConfig(encoding=wrong)
+    with pytest.raises(ValueError, match=r"a\.csv is not ascii: byte 0xe9 at offset 8 .* --encoding utf-8\)$"):
         texts(file, encoding="ascii")
-    with pytest.raises(
-        ValueError, match=r"b\.txt is not utf-16: byte 0x.. at offset 4 does not belong there"
-    ):
+    with pytest.raises(ValueError, match=r"b\.txt is not utf-16: byte 0x.. at offset 4 does not belong there"):
         texts(written(tmp_path / "b.txt", "\ufeffx".encode("utf-16-le") + b"\x00\xd8"), encoding="utf-16")
     with pytest.raises(ValueError, match=r"c\.txt is not text: it has a NUL byte at offset 2$"):
         texts(written(tmp_path / "c.txt", "x\0".encode("utf-16-le")), encoding="utf-16-le")
@@ -352,36 +342,34 @@ def test_lists_of_json(tmp_path: Path) -> None:
     assert texts(written(tmp_path / "b.json", '{"body": "b"}\n{"body": "c"}\n'), field="body") == ["b", "c"]
     written(tmp_path / "b.json.gz", gzip.compress(b'["zipped"]'))
     assert texts(tmp_path / "b.json.gz") == ["zipped"]
-    pairs = PromptAnswer("q", "a")
+    pairs = PromptCompletion("q", "a")
     written(tmp_path / "c.json", '[{"q": "why", "a": "so"}]')
-    found = list(documents([str(tmp_path / "c.json")], SourceOptions(pairs=pairs)))
-    assert [piece.parts for piece in found] == [("why", "so")]
+    found = list(read_documents([str(tmp_path / "c.json")], SourceConfig(pair_format=pairs)))
+    assert [piece.segments for piece in found] == [("why", "so")]
     with pytest.raises(ValueError, match=r"0\.json item 1 has no field 'q'"):
-        list(documents([str(tmp_path / "0.json")], SourceOptions(pairs=pairs)))
-    with pytest.raises(
-        ValueError, match=r"d\.json item 1 is a text where an object with 'q', 'a' is expected$"
-    ):
-        list(documents([str(written(tmp_path / "d.json", '["x"]'))], SourceOptions(pairs=pairs)))
+        list(read_documents([str(tmp_path / "0.json")], SourceConfig(pair_format=pairs)))
+    with pytest.raises(ValueError, match=r"d\.json item 1 is a text where an object with 'q', 'a' is expected$"):
+        list(read_documents([str(written(tmp_path / "d.json", '["x"]'))], SourceConfig(pair_format=pairs)))
 
 
 def test_a_list_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = (text for text in chain(["["], repeat('{"text": "' + "x" * 1000 + '"},\n')))
-    records = jsonrows.json_file(endless, "endless")
+    records = jsonrows.read_json(endless, "endless")
     next(records)
     tracemalloc.start()
     for _ in range(2000):
         assert len(next(records)[1]["text"]) == 1000  # type: ignore[index]
     assert tracemalloc.get_traced_memory()[1] < 200_000
     tracemalloc.stop()
-    monkeypatch.setattr(jsonrows, "LONGEST_RECORD", 5000)
+    monkeypatch.setattr(jsonrows, "MAX_RECORD_CHARS", 5000)
     for wrong in ('[{"text": "', '["'):
         with pytest.raises(ValueError, match=r"^endless item 1 has more than 5,000 characters$"):
-            next(jsonrows.json_file(chain([wrong], repeat("x" * 100)), "endless"))
+            next(jsonrows.read_json(chain([wrong], repeat("x" * 100)), "endless"))
 
 
 def test_a_line_of_json_is_not_longer_than_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(formats, "LONGEST_RECORD", 1000)
-    monkeypatch.setattr(formats, "BLOCK", 100)
+    monkeypatch.setattr(formats, "MAX_RECORD_CHARS", 1000)
+    monkeypatch.setattr(formats, "_READ_BYTES", 100)
     long = "x" * 2000
     for name, contents in {"a.jsonl": json.dumps({"text": long}), "a.csv": f"text\n{long}"}.items():
         with pytest.raises(ValueError, match=rf"{name} line . has more than 1,000 characters$"):
@@ -395,7 +383,7 @@ def test_reads(tmp_path: Path) -> None:
         assert texts(written(tmp_path / name, file)) == ["ACGTN", "TTTTT"]
     written(tmp_path / "a.fastq.gz", gzip.compress(file.encode()))
     assert texts(tmp_path / "a.fastq.gz") == ["ACGTN", "TTTTT"]
-    origins = [piece.origin for piece in documents([str(tmp_path / "a.fq")], SourceOptions())]
+    origins = [piece.source for piece in read_documents([str(tmp_path / "a.fq")], SourceConfig())]
     assert origins == [f"{tmp_path / 'a.fq'} record of line {line}" for line in (1, 5)]
 
 
@@ -414,7 +402,11 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be read: File name too long$"):
         texts("x" * 5000)
     (tmp_path / "link").symlink_to(tmp_path / "absent")
-    for look in (lambda: texts(tmp_path), lambda: identity([str(tmp_path)]), lambda: stamp([str(tmp_path)])):
+    for look in (
+        lambda: texts(tmp_path),
+        lambda: fingerprints([str(tmp_path)]),
+        lambda: file_stats([str(tmp_path)]),
+    ):
         with pytest.raises(ValueError, match=r"link cannot be read: No such file or directory$"):
             look()
 
@@ -438,11 +430,11 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
 @example(["\n" * 50])
 def test_pieces_are_the_document(parts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "PIECE", 16)
-        found = list(pieces(parts, "here"))
+        patch.setattr(formats, "CHUNK_CHARS", 16)
+        found = list(chunk_text(parts, "here"))
     assert "".join(piece.text for piece in found) == "".join(parts)
     assert all(0 < len(piece.text) <= 16 for piece in found)
-    assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True] * bool(found)
+    assert [piece.is_last for piece in found] == [False] * (len(found) - 1) + [True] * bool(found)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +449,7 @@ def test_pieces_are_the_document(parts: list[str]) -> None:
     ],
 )
 def test_where_a_text_is_cut(text: str, stop: int) -> None:
-    assert cut(text, 12, 12) == stop
+    assert split_point(text, 12, 12) == stop
 
 
 def test_long_documents_are_streamed(tmp_path: Path) -> None:
@@ -466,11 +458,11 @@ def test_long_documents_are_streamed(tmp_path: Path) -> None:
     long = written(tmp_path / "a.txt", base * 1000)
     record = written(tmp_path / "a.fa", ">a\n" + (base * 1000).replace("\n", ""))  # a genome in one line
     for file in (long, record):
-        stream = documents([str(file)], SourceOptions())
+        stream = read_documents([str(file)], SourceConfig())
         first = next(stream)
-        assert (len(first.text) <= PIECE, first.ends) == (True, False)
+        assert (len(first.text) <= CHUNK_CHARS, first.is_last) == (True, False)
         rest = list(stream)
-        assert [piece.ends for piece in rest] == [False] * (len(rest) - 1) + [True]
+        assert [piece.is_last for piece in rest] == [False] * (len(rest) - 1) + [True]
         assert sum(len(piece.text) for piece in [first, *rest]) >= 8_000_000
 
 
@@ -482,35 +474,35 @@ def test_a_stream_reads_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
             self.asked += size
             return b"word " * (size // 5)
 
-    for read in (formats.whole, sequences.fasta):
+    for read in (formats.read_text, sequences.read_fasta):
         endless: Any = Endless()
-        if read is sequences.fasta:
+        if read is sequences.read_fasta:
             endless.read(0)
-            monkeypatch.setattr(sequences, "decoded", lambda handle, *_: _headed(handle))
+            monkeypatch.setattr(sequences, "decode_stream", lambda handle, *_: _headed(handle))
         stream = read(endless, "endless")
         for _ in range(50):
-            assert isinstance(next(stream), Piece)
-        assert endless.asked <= 60 * PIECE + 2 * formats.BLOCK
+            assert isinstance(next(stream), TextChunk)
+        assert endless.asked <= 60 * CHUNK_CHARS + 2 * formats._READ_BYTES
 
 
 def _headed(handle: Any) -> Iterator[str]:
     yield ">head\n"
     while True:
-        yield handle.read(formats.BLOCK).decode()
+        yield handle.read(formats._READ_BYTES).decode()
 
 
 def test_identity_is_the_contents(tmp_path: Path) -> None:
     file = written(tmp_path / "x" / "a.txt", "some text")
-    before = identity([str(file)])[str(file)]
+    before = fingerprints([str(file)])[str(file)]
     assert before == f"text sha256:{hashlib.sha256(b'some text').hexdigest()}"
     copy = written(tmp_path / "y" / "b", "some text")
-    assert identity([str(copy)])[str(copy)] == before  # wherever it lies
+    assert fingerprints([str(copy)])[str(copy)] == before  # wherever it lies
     other = written(tmp_path / "y" / "b.jsonl", "some text")
-    assert identity([str(other)])[str(other)] != before  # but not how it is read
+    assert fingerprints([str(other)])[str(other)] != before  # but not how it is read
     times = file.stat()
     written(file, "same size")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert identity([str(file)])[str(file)] != before
+    assert fingerprints([str(file)])[str(file)] != before
 
 
 def test_identity_of_a_folder(tmp_path: Path) -> None:
@@ -518,7 +510,7 @@ def test_identity_of_a_folder(tmp_path: Path) -> None:
     written(tmp_path / "b.txt", "two")
 
     def look() -> str:
-        return identity([str(tmp_path)])[str(tmp_path)]
+        return fingerprints([str(tmp_path)])[str(tmp_path)]
 
     seen = {look()}
     written(tmp_path / ".hidden", "x")
@@ -534,17 +526,17 @@ def test_identity_of_a_folder(tmp_path: Path) -> None:
 
 def test_the_stamp_notices_a_write(tmp_path: Path) -> None:
     file = written(tmp_path / "a.txt", "text")
-    before = stamp([str(file), "stdlib"])
-    assert stamp([str(file), "stdlib"]) == before
+    before = file_stats([str(file), "stdlib"])
+    assert file_stats([str(file), "stdlib"]) == before
     with file.open("a") as handle:
         handle.write("more")
-    assert stamp([str(file), "stdlib"]) != before
+    assert file_stats([str(file), "stdlib"]) != before
 
 
 def test_options_are_plain() -> None:
     config = importlib.import_module("unmask.config")
-    options = SourceOptions(lines=True, column="3")
-    assert config.from_json(SourceOptions, config.to_json(options)) == options
+    options = SourceConfig(lines=True, column="3")
+    assert config.from_json(SourceConfig, config.to_json(options)) == options
 
 
 @needs_data
@@ -577,17 +569,17 @@ def test_a_genome() -> None:
 def test_the_size_of_text_is_known_where_files_are_text(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("é" * 10)
     (tmp_path / "two").write_text("abc")
-    assert plain_size([str(tmp_path)]) == 23
-    assert plain_size([str(tmp_path / "two"), str(tmp_path)]) == 26
-    library = plain_size(["stdlib"])
+    assert text_bytes([str(tmp_path)]) == 23
+    assert text_bytes([str(tmp_path / "two"), str(tmp_path)]) == 26
+    library = text_bytes(["stdlib"])
     assert library is not None
-    read = sum(len(piece.text.encode()) for piece in documents(["stdlib"], SourceOptions()))
+    read = sum(len(piece.text.encode()) for piece in read_documents(["stdlib"], SourceConfig()))
     assert 0.99 * library < read <= library  # a few files of it are in other encodings
     for name in ("three.txt.gz", "three.jsonl"):
         (tmp_path / name).write_bytes(b"x")
-        assert plain_size([str(tmp_path / name), str(tmp_path / "two")]) is None
-        assert plain_size([str(tmp_path)]) is None
+        assert text_bytes([str(tmp_path / name), str(tmp_path / "two")]) is None
+        assert text_bytes([str(tmp_path)]) is None
         (tmp_path / name).unlink()
-    assert plain_size(["hub:wikitext"]) is None
+    assert text_bytes(["hub:wikitext"]) is None
     with pytest.raises(ValueError, match="there is no file or folder"):
-        plain_size([str(tmp_path / "nowhere")])
+        text_bytes([str(tmp_path / "nowhere")])

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
-from unmask.data.tokenizer import END_OF_TEXT, Tokenizer, named
-from unmask.data.unknown import Unknown
+from unmask.data.tokenizers.tokenizer import _BPE_EOS_TOKEN, Tokenizer, get_tokenizer
+from unmask.data.tokenizers.unknown_stats import UnknownStats
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
 BYTES = Tokenizer.bytes()
@@ -34,8 +34,8 @@ def test_bytes_are_their_own_ids(text: str) -> None:
 
 
 def test_every_byte_has_an_id() -> None:
-    assert BYTES.size == 256
-    known = BYTES.inner.get_vocab()
+    assert BYTES.vocab_size == 256
+    known = BYTES.backend.get_vocab()
     assert sorted(known.values()) == list(range(256))
 
 
@@ -59,7 +59,7 @@ def test_characters_round_trip(text: str) -> None:
     tokenizer = Tokenizer.characters(text)
     ids = tokenizer.encode(text)
     assert len(ids) == len(text)
-    assert tokenizer.size == len(set(text))
+    assert tokenizer.vocab_size == len(set(text))
     assert tokenizer.decode(ids) == text
 
 
@@ -88,7 +88,7 @@ def test_a_file_gives_the_tokenizer_back(tokenizer: Tokenizer, tmp_path: Path) -
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     back = Tokenizer.from_file(path)
-    assert back.size == tokenizer.size
+    assert back.vocab_size == tokenizer.vocab_size
     assert back.encode(WHITE) == tokenizer.encode(WHITE)
     assert back.decode(back.encode(WHITE)) == WHITE
     assert back.to_json() == tokenizer.to_json()
@@ -102,9 +102,7 @@ def test_a_file_gives_the_tokenizer_back(tokenizer: Tokenizer, tmp_path: Path) -
 def test_a_broken_file_is_named(contents: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(contents, encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"tokenizer\.json is not a tokenizer\.json that can be read: "
-    ) as error:
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer\.json that can be read: ") as error:
         Tokenizer.from_file(path)
     assert str(path) in str(error.value)
 
@@ -131,7 +129,7 @@ def prefixed() -> Tokenizer:
 @example(texts=[PROSE, "", WHITE])
 @example(texts=["x\x1cy \x1c z\u200b \u200b", "a" * 100 + "é " + "b" * 100, "'sé 'llama don'T \n"])
 def test_arrays_hold_the_ids_of_encode(tokenizer: Tokenizer, texts: list[str]) -> None:
-    arrays = tokenizer.encode_array(texts)
+    arrays = tokenizer.encode_batch(texts)
     assert [array.tolist() for array in arrays] == [tokenizer.encode(text, True) for text in texts]
     assert all(array.dtype == tokenizer.dtype for array in arrays)
 
@@ -140,7 +138,7 @@ def test_arrays_hold_the_ids_of_encode(tokenizer: Tokenizer, texts: list[str]) -
 @given(texts=st.lists(st.text(max_size=30), min_size=1, max_size=4).filter(any))
 def test_arrays_of_characters(texts: list[str]) -> None:
     tokenizer = Tokenizer.characters("".join(texts))
-    assert [array.tolist() for array in tokenizer.encode_array(texts)] == [tokenizer.encode(t) for t in texts]
+    assert [array.tolist() for array in tokenizer.encode_batch(texts)] == [tokenizer.encode(t) for t in texts]
 
 
 @settings(deadline=None)
@@ -151,52 +149,46 @@ def test_bpe_loses_nothing(text: str) -> None:
 
 
 def test_a_word_is_remembered_only_if_it_is_short_and_room_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.data.words.REMEMBERED", 5)
-    tokenizer = Tokenizer(BPE.inner)
+    monkeypatch.setattr("unmask.data.tokenizers.pretokenize._MAX_CACHED_WORDS", 5)
+    tokenizer = Tokenizer(BPE.backend)
     for text in ["the quick brown fox jumps over it", "x" * 500, "the lazy dog", "x" * 500]:
-        assert tokenizer.encode_array([text])[0].tolist() == tokenizer.encode(text)
-        known = tokenizer._lookup._known  # type: ignore[union-attr]
+        assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)
+        known = tokenizer._fast_encoder._cache  # type: ignore[union-attr]
         assert len(known) <= 5 + len(text.split())
         assert max(map(len, known), default=0) <= 64
 
 
 def test_unknown_characters_are_named_by_arrays_too() -> None:
     for text in ("abßc", "ab\ud800", "ab\U0010ffff"):
-        with pytest.raises(
-            ValueError, match=r"^1 of \d characters is unknown to the tokenizer \('.*' 1\) and"
-        ):
-            Tokenizer.characters("abc").encode_array(["abc", text])
+        with pytest.raises(ValueError, match=r"^1 of \d characters is unknown to the tokenizer \('.*' 1\) and"):
+            Tokenizer.characters("abc").encode_batch(["abc", text])
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE, prefixed()], ids=["bytes", "bpe", "other"])
 def test_half_a_character_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="ud800"):
-        tokenizer.encode_array(["fine", "not \ud800 fine"])
+        tokenizer.encode_batch(["fine", "not \ud800 fine"])
 
 
 def test_dna() -> None:
     dna = Tokenizer.dna()
-    assert dna.size == 5
+    assert dna.vocab_size == 5
     assert dna.encode("ACGTN") == [0, 1, 2, 3, 4]
     assert dna.decode(dna.encode("acgtnRYx-\né", allow_unknown=True)) == "ACGTNNNNNNN"
 
 
 def test_protein() -> None:
     protein = Tokenizer.protein()
-    assert protein.size == 28
-    assert protein.separator is None
+    assert protein.vocab_size == 28
+    assert protein.eos_id is None
     assert protein.decode(protein.encode("ACDEFGHIKLMNPQRSTVWYBZXUOJ*-")) == "ACDEFGHIKLMNPQRSTVWYBZXUOJ*-"
     assert protein.decode(protein.encode("mkvx" * 10 + "?")) == "MKVX" * 10 + "X"
-    assert named("protein").digest == protein.digest
+    assert get_tokenizer("protein").digest == protein.digest
 
 
-WORDPIECE = Tokenizer(
-    tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
-)
-WORDPIECE.inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-UNIGRAM = Tokenizer(
-    tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -1.5)], unk_id=0))
-)
+WORDPIECE = Tokenizer(tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]")))
+WORDPIECE.backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+UNIGRAM = Tokenizer(tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -1.5)], unk_id=0)))
 DROPS = Tokenizer(tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])))
 
 
@@ -215,18 +207,16 @@ DROPS = Tokenizer(tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("
     ],
     ids=["dna", "codes", "protein", "words", "unigram", "dropped", "bytes", "bpe", "prefixed"],
 )
-def test_what_is_unknown_is_counted(
-    tokenizer: Tokenizer, text: str, counts: dict[str, int], ambiguous: int
-) -> None:
-    slow = Unknown(len(text))
-    if not tokenizer._keeps_all:
-        slow = tokenizer._unknown([text], [tokenizer.inner.encode(text, add_special_tokens=False)])
-    _, fast = tokenizer.encode_counted(
-        [text[:2], text[2:]] if tokenizer.size < 30 and " " not in text else [text]
+def test_what_is_unknown_is_counted(tokenizer: Tokenizer, text: str, counts: dict[str, int], ambiguous: int) -> None:
+    slow = UnknownStats(len(text))
+    if not tokenizer._covers_all_text:
+        slow = tokenizer._unknown_stats([text], [tokenizer.backend.encode(text, add_special_tokens=False)])
+    _, fast = tokenizer.encode_batch_with_stats(
+        [text[:2], text[2:]] if tokenizer.vocab_size < 30 and " " not in text else [text]
     )
     for unknown in (fast, slow):
-        assert (dict(unknown.frequent), unknown.unknown) == (counts, sum(counts.values()))
-        assert (unknown.ambiguous, unknown.characters) == (ambiguous, len(text))
+        assert (dict(unknown.most_frequent), unknown.num_unknown) == (counts, sum(counts.values()))
+        assert (unknown.num_ambiguous, unknown.num_chars) == (ambiguous, len(text))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +233,11 @@ def test_what_is_unknown_is_counted(
             "to be, or not",
             r"^4 of 13 .*would become X, more than 5%; it has '\*-ABCDEFG",
         ),
-        (named("text8"), "Hello", r"^1 of 5 characters is unknown .*\('H' 1\).* it has ' abcdefghijklmnopq"),
+        (
+            get_tokenizer("text8"),
+            "Hello",
+            r"^1 of 5 characters is unknown .*\('H' 1\).* it has ' abcdefghijklmnopq",
+        ),
         (
             WORDPIECE,
             "a good one",
@@ -277,25 +271,25 @@ def test_a_few_unknown_characters_are_told(caplog: pytest.LogCaptureFixture) -> 
 def test_counts_add_up() -> None:
     texts = ["ACX" * 3, "GTRX-", "", "YYé"]
     dna = Tokenizer.dna()
-    parts = sum((dna.encode_counted([text])[1] for text in texts), Unknown())
-    assert parts == dna.encode_counted(texts)[1]
-    assert parts == Unknown(17, 6, 3, (("X", 4), ("-", 1), ("é", 1)))
+    parts = sum((dna.encode_batch_with_stats([text])[1] for text in texts), UnknownStats())
+    assert parts == dna.encode_batch_with_stats(texts)[1]
+    assert parts == UnknownStats(17, 6, 3, (("X", 4), ("-", 1), ("é", 1)))
 
 
 def test_text_cannot_fake_the_end_of_a_document(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
     for tokenizer in (BPE, Tokenizer.from_file(tmp_path / "tokenizer.json"), prefixed()):
-        assert tokenizer.separator == tokenizer.inner.token_to_id(END_OF_TEXT) == 0
-        text = f"one{END_OF_TEXT}two {END_OF_TEXT}"
-        for ids in (tokenizer.encode(text), tokenizer.encode_array([text])[0].tolist()):
-            assert tokenizer.separator not in ids
+        assert tokenizer.eos_id == tokenizer.backend.token_to_id(_BPE_EOS_TOKEN) == 0
+        text = f"one{_BPE_EOS_TOKEN}two {_BPE_EOS_TOKEN}"
+        for ids in (tokenizer.encode(text), tokenizer.encode_batch([text])[0].tolist()):
+            assert tokenizer.eos_id not in ids
             assert tokenizer.decode(ids).strip() == text
-    assert BPE.decode([0]) == END_OF_TEXT
+    assert BPE.decode([0]) == _BPE_EOS_TOKEN
 
 
 def test_bpe_is_the_same_in_every_process() -> None:
     code = (
-        "import sys; from unmask.data.tokenizer import Tokenizer;"
+        "import sys; from unmask.data.tokenizers.tokenizer import Tokenizer;"
         "print(Tokenizer.train_bpe(iter(sys.argv[1:]), 400).digest)"
     )
     texts = [PROSE, "another text"]
@@ -313,8 +307,8 @@ def test_bpe_is_the_same_in_every_process() -> None:
 
 
 def test_bpe_learns_what_is_frequent() -> None:
-    assert BPE.size <= 400
-    assert " quick" in [BPE.decode([i]) for i in range(BPE.size)]
+    assert BPE.vocab_size <= 400
+    assert " quick" in [BPE.decode([i]) for i in range(BPE.vocab_size)]
     assert len(BPE.encode(PROSE)) < len(PROSE) / 2
 
 
@@ -342,7 +336,7 @@ def test_bpe_needs_a_token_for_every_byte() -> None:
     ],
 )
 def test_what_ends_a_document(tokenizer: Tokenizer, separator: int | None) -> None:
-    assert tokenizer.separator == separator
+    assert tokenizer.eos_id == separator
 
 
 @pytest.mark.parametrize(("ids", "unknown"), [([256], 256), ([65, -1], -1), ([1000, 65], 1000)])
@@ -357,7 +351,7 @@ def test_numpy_ids_are_decoded() -> None:
 
 def test_the_mask_comes_after_the_largest_id() -> None:
     gaps = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")))
-    assert gaps.size == 8
+    assert gaps.vocab_size == 8
     with pytest.raises(ValueError, match="has no token 3"):
         gaps.decode([3])
 
@@ -366,7 +360,7 @@ def test_the_mask_comes_after_the_largest_id() -> None:
 def test_the_mask_fits_into_the_dtype(size: int, dtype: type) -> None:
     tokenizer = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": size - 1}, unk_token="a")))
     assert tokenizer.dtype == dtype
-    assert tokenizer.encode_array(["a"])[0].tolist() == [size - 1]
+    assert tokenizer.encode_batch(["a"])[0].tolist() == [size - 1]
 
 
 def test_nothing_is_cut_padded_or_added() -> None:
@@ -374,10 +368,10 @@ def test_nothing_is_cut_padded_or_added() -> None:
     inner.enable_truncation(4)
     inner.enable_padding(length=100)
     inner.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[(END_OF_TEXT, 0)]
+        single="<|endoftext|> $A", special_tokens=[(_BPE_EOS_TOKEN, 0)]
     )
     tokenizer = Tokenizer(inner)
-    assert tokenizer.encode(PROSE) == tokenizer.encode_array([PROSE])[0].tolist() == BPE.encode(PROSE)
+    assert tokenizer.encode(PROSE) == tokenizer.encode_batch([PROSE])[0].tolist() == BPE.encode(PROSE)
 
 
 def test_different_tokenizers_have_different_digests(tmp_path: Path) -> None:
@@ -390,11 +384,11 @@ def test_different_tokenizers_have_different_digests(tmp_path: Path) -> None:
 
 def test_names(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
-    assert named("bytes").digest == BYTES.digest
-    assert named("dna").digest == Tokenizer.dna().digest
-    assert named("text8").size == 27
+    assert get_tokenizer("bytes").digest == BYTES.digest
+    assert get_tokenizer("dna").digest == Tokenizer.dna().digest
+    assert get_tokenizer("text8").vocab_size == 27
     for name in (tmp_path / "tokenizer.json", tmp_path, f"hub:{tmp_path}"):
-        assert named(str(name)).digest == BPE.digest
+        assert get_tokenizer(str(name)).digest == BPE.digest
 
 
 @pytest.mark.parametrize(
@@ -410,13 +404,13 @@ def test_names(tmp_path: Path) -> None:
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        named(name)
+        get_tokenizer(name)
 
 
 def hub(home: Path, code: str) -> str:
     """Run code where the hub is a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from unmask.data.tokenizer import named\n{code}"],
+        [sys.executable, "-c", f"from unmask.data.tokenizers.tokenizer import get_tokenizer\n{code}"],
         env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
         check=True,
         capture_output=True,
@@ -432,11 +426,11 @@ def test_a_tokenizer_from_the_hub(tmp_path: Path) -> None:
     (repository / "refs" / "main").write_text(revision)
     (repository / "snapshots" / revision).mkdir(parents=True)
     (repository / "snapshots" / revision / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
-    assert hub(tmp_path, "print(named('hub:someone/something').digest)") == BPE.digest
+    assert hub(tmp_path, "print(get_tokenizer('hub:someone/something').digest)") == BPE.digest
 
 
 def test_a_tokenizer_that_the_hub_does_not_have(tmp_path: Path) -> None:
-    code = "try:\n  named('hub:someone/nothing')\nexcept ValueError as error:\n  print(error)"
+    code = "try:\n  get_tokenizer('hub:someone/nothing')\nexcept ValueError as error:\n  print(error)"
     said = hub(tmp_path, code)
     assert said.startswith("the tokenizer 'someone/nothing' is neither a folder nor to be had from the hub: ")
     assert "\n" not in said

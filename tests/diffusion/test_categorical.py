@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from unmask.diffusion.categorical import GROUP, Choice, draw
+from unmask.diffusion.categorical import _GROUP_SIZE, SamplingParams, sample_inverse_cdf
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import LogLinear
 from unmask.sampling import Ancestral
 from unmask.sampling.canvas import Canvas
-from unmask.types import Each, Rows, Times, Tokens, Vocab
+from unmask.types import Positions, RowFn, Times, Tokens, Vocab
 
 BELOW_ONE = float(np.nextafter(1, 0))
 
@@ -25,21 +25,20 @@ BELOW_ONE = float(np.nextafter(1, 0))
 # Drawing
 
 
-@pytest.mark.parametrize("tokens", [1, 37, GROUP, GROUP + 1, 3 * GROUP, 3 * GROUP + 5, 50_257])
+@pytest.mark.parametrize("tokens", [1, 37, _GROUP_SIZE, _GROUP_SIZE + 1, 3 * _GROUP_SIZE, 3 * _GROUP_SIZE + 5, 50_257])
 def test_draw_is_the_inverse_of_the_cumulative_sum(tokens: int) -> None:
     rng = np.random.default_rng(0)
     weights, u = rng.random((100, tokens)) ** 8, rng.random(100)
     expected = [
-        int(np.searchsorted(w.cumsum(), v * w.cumsum()[-1], side="right"))
-        for w, v in zip(weights, u, strict=True)
+        int(np.searchsorted(w.cumsum(), v * w.cumsum()[-1], side="right")) for w, v in zip(weights, u, strict=True)
     ]
-    assert draw(torch.from_numpy(weights), torch.from_numpy(u)).tolist() == expected
+    assert sample_inverse_cdf(torch.from_numpy(weights), torch.from_numpy(u)).tolist() == expected
 
 
 def test_draw_at_the_edges_of_the_cells() -> None:
     weights = torch.tensor([[1.0, 0.0, 1.0, 2.0, 0.0]]).expand(5, -1)
     u = torch.tensor([0.0, 0.25, 0.4999, 0.5, 1.0], dtype=torch.float64)
-    assert draw(weights, u).tolist() == [0, 2, 2, 3, 3]
+    assert sample_inverse_cdf(weights, u).tolist() == [0, 2, 2, 3, 3]
 
 
 @settings(deadline=None, max_examples=300)
@@ -49,23 +48,23 @@ def test_draw_at_the_edges_of_the_cells() -> None:
         min_size=1,
         max_size=12,
     ).filter(any),
-    stretch=st.sampled_from([1, GROUP // 2, GROUP]),
+    stretch=st.sampled_from([1, _GROUP_SIZE // 2, _GROUP_SIZE]),
     u=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 5e-324, BELOW_ONE, 1.0])),
 )
 def test_what_has_no_weight_is_never_drawn(weights: list[float], stretch: int, u: float) -> None:
     line = torch.zeros(1, stretch * len(weights), dtype=torch.float64)
     line[0, ::stretch] = torch.tensor(weights, dtype=torch.float64)
-    index = int(draw(line, torch.tensor([u], dtype=torch.float64)))
+    index = int(sample_inverse_cdf(line, torch.tensor([u], dtype=torch.float64)))
     assert 0 <= index < line.shape[1]
     assert line[0, index] > 0
 
 
 def test_sums_of_float32_weights_are_of_float64() -> None:
     """In float32 the small ones would be lost beside the first, and never drawn."""
-    weights = torch.full((1, 4 * GROUP + 1), 1e-9)
+    weights = torch.full((1, 4 * _GROUP_SIZE + 1), 1e-9)
     weights[0, 0] = 1
     u = torch.tensor([1 - 1e-9 / 2]).double()
-    assert int(draw(weights, u)) == 4 * GROUP
+    assert int(sample_inverse_cdf(weights, u)) == 4 * _GROUP_SIZE
 
 
 @pytest.mark.parametrize(
@@ -74,17 +73,17 @@ def test_sums_of_float32_weights_are_of_float64() -> None:
 def test_a_line_that_is_no_distribution_is_refused(line: list[float]) -> None:
     weights = torch.tensor([[0.2, 0.3, 0.5], line])  # one bad line among good ones
     with pytest.raises(ValueError, match="log-probabilities are NaN or give no token any probability"):
-        draw(weights, torch.tensor([0.5, 0.5]).double())
+        sample_inverse_cdf(weights, torch.tensor([0.5, 0.5]).double())
 
 
 def test_no_lines_no_tokens() -> None:
-    assert draw(torch.zeros(0, 5), torch.zeros(0).double()).shape == (0,)
+    assert sample_inverse_cdf(torch.zeros(0, 5), torch.zeros(0).double()).shape == (0,)
 
 
 def test_frequencies_follow_the_weights() -> None:
     weights = torch.tensor([0.5, 0.0, 3.0, 1e-3, 1.5]).double()
     u = torch.rand(50_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    counts = torch.bincount(draw(weights.expand(len(u), -1), u), minlength=5)
+    counts = torch.bincount(sample_inverse_cdf(weights.expand(len(u), -1), u), minlength=5)
     expected = weights / weights.sum() * len(u)
     assert counts[1] == 0
     drawn = weights > 0
@@ -97,17 +96,17 @@ def test_frequencies_follow_the_weights() -> None:
 LINE = torch.tensor([[0.15, 0.5, 0.05, 0.3]])
 
 
-def kept(choice: Choice, p: Tensor = LINE) -> list[int]:
-    return choice.weights(p.log())[0].nonzero()[:, 0].tolist()
+def kept(choice: SamplingParams, p: Tensor = LINE) -> list[int]:
+    return choice.probabilities(p.log())[0].nonzero()[:, 0].tolist()
 
 
 def test_the_default_changes_nothing() -> None:
-    torch.testing.assert_close(Choice().weights(LINE.log()), LINE)
+    torch.testing.assert_close(SamplingParams().probabilities(LINE.log()), LINE)
 
 
 def test_temperature_zero_takes_the_most_probable() -> None:
     torch.testing.assert_close(
-        Choice(temperature=0).weights(LINE.log()), torch.tensor([[0, 1, 0, 0]]).double()
+        SamplingParams(temperature=0).probabilities(LINE.log()), torch.tensor([[0, 1, 0, 0]]).double()
     )
 
 
@@ -115,18 +114,18 @@ def test_temperature_zero_takes_the_most_probable() -> None:
 def test_temperature_divides_the_logits(temperature: float) -> None:
     logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     # top_k = 11 of 11 keeps everything, and keeps temperature 1 off the short cut
-    weights = Choice(temperature=temperature, top_k=11).weights(logits.log_softmax(-1))
+    weights = SamplingParams(temperature=temperature, top_k=11).probabilities(logits.log_softmax(-1))
     torch.testing.assert_close(weights, (logits / temperature).softmax(-1))
 
 
 @pytest.mark.parametrize(("k", "expected"), [(1, [1]), (2, [1, 3]), (3, [0, 1, 3]), (9, [0, 1, 2, 3])])
 def test_top_k_keeps_k(k: int, expected: list[int]) -> None:
-    assert kept(Choice(top_k=k)) == expected
+    assert kept(SamplingParams(top_k=k)) == expected
 
 
 def test_top_k_keeps_k_of_equals() -> None:
     """Logits in bfloat16 tie often, and a fresh network's all do."""
-    assert len(kept(Choice(top_k=2), torch.full((1, 6), 1 / 6))) == 2
+    assert len(kept(SamplingParams(top_k=2), torch.full((1, 6), 1 / 6))) == 2
 
 
 @pytest.mark.parametrize(
@@ -142,65 +141,68 @@ def test_top_k_keeps_k_of_equals() -> None:
 )
 def test_top_p_keeps_the_token_that_crosses(p: float, expected: list[int]) -> None:
     exact = torch.tensor([[0.15, 0.5, 0.05, 0.3]], dtype=torch.float64)
-    assert kept(Choice(top_p=p), exact) == expected
+    assert kept(SamplingParams(top_p=p), exact) == expected
 
 
 def test_what_is_kept_keeps_its_proportions() -> None:
-    weights = Choice(top_p=0.6).weights(LINE.log())
+    weights = SamplingParams(top_p=0.6).probabilities(LINE.log())
     torch.testing.assert_close(weights, torch.tensor([[0, 0.625, 0, 0.375]]).double(), rtol=1e-6, atol=0)
 
 
 def test_temperature_comes_first_then_k_then_p() -> None:
     # At temperature 1/2 the line is proportional to its square: 0.0225, 0.25, 0.0025, 0.09. Of the top
     # three, 0.25 is 69 % and 0.09 crosses 0.9; without the temperature, or p first, 0.15 would be kept.
-    assert kept(Choice(temperature=0.5, top_k=3, top_p=0.9)) == [1, 3]
+    assert kept(SamplingParams(temperature=0.5, top_k=3, top_p=0.9)) == [1, 3]
     # Of the top two, 0.5 is 62.5 % and reaches 0.6 alone; of all four it does not.
-    assert kept(Choice(top_k=2, top_p=0.6)) == [1]
+    assert kept(SamplingParams(top_k=2, top_p=0.6)) == [1]
 
 
 @pytest.mark.parametrize(
     "choice",
     [
-        Choice(),
-        Choice(temperature=0),
-        Choice(temperature=0.3),
-        Choice(top_k=2),
-        Choice(top_p=0.6),
-        Choice(2.0, 3, 0.5),
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.3),
+        SamplingParams(top_k=2),
+        SamplingParams(top_p=0.6),
+        SamplingParams(2.0, 3, 0.5),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("mass", [0.02, 0.7, 1.0, 1.8])
-def test_the_mass_of_a_line_is_preserved(choice: Choice, mass: float) -> None:
+def test_the_mass_of_a_line_is_preserved(choice: SamplingParams, mass: float) -> None:
     """What a line's probabilities lack to one is the chance to stay masked: no filter may touch it."""
-    weights = choice.weights((LINE.double() * mass).log())
+    weights = choice.probabilities((LINE.double() * mass).log())
     assert float(weights.sum()) == pytest.approx(mass, rel=1e-6)
 
 
 def test_the_mask_is_never_chosen() -> None:
     log_x = torch.tensor([[0.25, 0.0, 0.75]]).log()
-    for choice in (Choice(), Choice(temperature=5.0), Choice(top_k=3), Choice(top_p=1.0)):
-        assert float(choice.weights(log_x)[0, 1]) == 0
+    for choice in (
+        SamplingParams(),
+        SamplingParams(temperature=5.0),
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=1.0),
+    ):
+        assert float(choice.probabilities(log_x)[0, 1]) == 0
 
 
 @pytest.mark.parametrize("temperature", [-0.5, math.inf, math.nan])
 def test_a_temperature_below_zero_or_without_end_is_refused(temperature: float) -> None:
-    with pytest.raises(
-        ValueError, match=f"^temperature must be 0 .* finite number above; got {temperature}$"
-    ):
-        Choice(temperature=temperature)
+    with pytest.raises(ValueError, match=f"^temperature must be 0 .* finite number above; got {temperature}$"):
+        SamplingParams(temperature=temperature)
 
 
 @pytest.mark.parametrize("k", [0, -2])
 def test_keeping_no_token_is_refused(k: int) -> None:
     with pytest.raises(ValueError, match=f"^top_k must keep at least 1 token; got {k}$"):
-        Choice(top_k=k)
+        SamplingParams(top_k=k)
 
 
 @pytest.mark.parametrize("p", [0.0, -0.1, 1.5, math.nan])
 def test_a_top_p_that_is_no_probability_is_refused(p: float) -> None:
     with pytest.raises(ValueError, match=f"^top_p must be above 0 and at most 1; got {p}$"):
-        Choice(top_p=p)
+        SamplingParams(top_p=p)
 
 
 # A large vocabulary in many small steps
@@ -222,21 +224,21 @@ class ZipfModel:
 
     vocab: Vocab = Vocab(WORDS + 1, MASK)
     process: Masking = Masking(LogLinear(eps=0))
-    normalised: bool = True
+    normalized: bool = True
     max_length: int | None = None
-    timeless: bool = True
-    shifted: bool = False
+    time_independent: bool = True
+    shift_logits: bool = False
     asked: list[tuple[float, int]] = field(default_factory=list)
     """The time of each asked sequence, and how many of its rows."""
 
     def __call__(
-        self, z: Tokens, t: Times, rows: Rows, *, each: Each | None = None, **context: Any
+        self, z: Tokens, t: Times, positions: Positions, *, row_fn: RowFn | None = None, **context: Any
     ) -> Tensor:
-        assert isinstance(rows, Tensor)
-        self.asked += zip(t[:, 0].tolist(), rows.sum(1).tolist(), strict=True)
+        assert isinstance(positions, Tensor)
+        self.asked += zip(t[:, 0].tolist(), positions.sum(1).tolist(), strict=True)
         line = torch.cat([ZIPF.log(), torch.tensor([-torch.inf])])
-        lines = line.expand(int(rows.sum()), -1)
-        return lines if each is None else each(lines, slice(None))
+        lines = line.expand(int(positions.sum()), -1)
+        return lines if row_fn is None else row_fn(lines, slice(None))
 
 
 def sigmas_of_entropy(words: Tensor) -> float:

@@ -17,7 +17,7 @@ PROCESSES = [Masking(), UniformNoise()]
 VOCABS = [Vocab(5, 4), Vocab(5, 0), Vocab(5, 2)]
 
 every_process = pytest.mark.parametrize("process", PROCESSES, ids=lambda p: type(p).__name__)
-every_mask = pytest.mark.parametrize("vocab", VOCABS, ids=lambda v: f"mask{v.mask}")
+every_mask = pytest.mark.parametrize("vocab", VOCABS, ids=lambda v: f"mask{v.mask_id}")
 
 
 def transitions(pi: Tensor, alpha: float) -> Tensor:
@@ -65,27 +65,25 @@ def test_posterior_of_a_batch_is_that_of_its_lines() -> None:
 @every_mask
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 10_000), alpha_t=st.floats(0, 0.99), gap=st.floats(0.01, 1))
-def test_masking_reveals_a_hidden_token_with_its_jump(
-    vocab: Vocab, seed: int, alpha_t: float, gap: float
-) -> None:
+def test_masking_reveals_a_hidden_token_with_its_jump(vocab: Vocab, seed: int, alpha_t: float, gap: float) -> None:
     t, s = scalar(alpha_t), scalar(alpha_t + gap * (1 - alpha_t))
-    clean = torch.arange(vocab.size) != vocab.mask
+    clean = torch.arange(vocab.size) != vocab.mask_id
     x = torch.zeros(vocab.size, dtype=torch.float64)
     x[clean] = distribution(seed, vocab.size - 1)
     pi = Masking().pi(vocab)  # all noise is the mask, so z_t = mask is pi itself
     after = posterior(pi, x, pi, s, t)
-    torch.testing.assert_close(after[clean], Masking.reveal(s, t) * x[clean], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(after[vocab.mask], 1 - Masking.reveal(s, t), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(after[clean], Masking.unmask_prob(s, t) * x[clean], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(after[vocab.mask_id], 1 - Masking.unmask_prob(s, t), rtol=1e-9, atol=1e-12)
 
 
 def test_reveal_is_the_share_of_hidden_tokens_that_the_step_shows() -> None:
-    assert float(Masking.reveal(scalar(0.75), scalar(0.5))) == 0.5
-    assert float(Masking.reveal(scalar(1.0), scalar(0.3))) == 1
+    assert float(Masking.unmask_prob(scalar(0.75), scalar(0.5))) == 0.5
+    assert float(Masking.unmask_prob(scalar(1.0), scalar(0.3))) == 1
 
 
 @every_mask
 def test_masking_keeps_a_visible_token(vocab: Vocab) -> None:
-    for token in (token for token in range(vocab.size) if token != vocab.mask):
+    for token in (token for token in range(vocab.size) if token != vocab.mask_id):
         z = one_hot(torch.tensor(token), vocab.size).double()
         after = posterior(z, z, Masking().pi(vocab), scalar(0.7), scalar(0.4))
         torch.testing.assert_close(after, z)
@@ -96,20 +94,18 @@ def test_masking_keeps_a_visible_token(vocab: Vocab) -> None:
 def test_pi_is_a_distribution_with_the_right_support(process: Masking | UniformNoise, vocab: Vocab) -> None:
     pi = process.pi(vocab)
     support = pi.nonzero()[:, 0].tolist()
-    others = [token for token in range(vocab.size) if token != vocab.mask]
-    assert support == ([vocab.mask] if isinstance(process, Masking) else others)
+    others = [token for token in range(vocab.size) if token != vocab.mask_id]
+    assert support == ([vocab.mask_id] if isinstance(process, Masking) else others)
     torch.testing.assert_close(pi[support], torch.full((len(support),), 1 / len(support)).double())
 
 
 @every_process
 @every_mask
 @pytest.mark.parametrize("alpha", [0.0, 0.35, 0.9, 1.0])
-def test_corrupt_has_the_marginals_of_the_process(
-    process: Masking | UniformNoise, vocab: Vocab, alpha: float
-) -> None:
+def test_corrupt_has_the_marginals_of_the_process(process: Masking | UniformNoise, vocab: Vocab, alpha: float) -> None:
     draws = 40_000
     uniform = torch.rand(1, draws, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    for token in (token for token in range(vocab.size) if token != vocab.mask):
+    for token in (token for token in range(vocab.size) if token != vocab.mask_id):
         z = process.corrupt(torch.full((1, draws), token), torch.full((1, 1), alpha).double(), uniform, vocab)
         counts = torch.bincount(z[0], minlength=vocab.size)
         expected = transitions(process.pi(vocab), alpha)[token] * draws
@@ -135,10 +131,10 @@ def test_corrupt_masks_each_sequence_at_its_own_level(process: Masking | Uniform
 @settings(deadline=None, max_examples=60)
 @given(alpha=st.floats(0, 1), uniform=st.floats(0, 1, exclude_max=True), token=st.integers(0, 3))
 def test_uniform_noise_never_makes_the_mask(vocab: Vocab, alpha: float, uniform: float, token: int) -> None:
-    x = torch.tensor([[token + (token >= vocab.mask)]])
+    x = torch.tensor([[token + (token >= vocab.mask_id)]])
     z = int(UniformNoise().corrupt(x, scalar(alpha), torch.tensor([[uniform]]).double(), vocab))
     assert 0 <= z < vocab.size
-    assert z != vocab.mask
+    assert z != vocab.mask_id
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.6])

@@ -17,9 +17,9 @@ from unmask.diffusion.schedule import (
     AnySchedule,
     Cosine,
     CosineSquared,
-    FromRate,
     Geometric,
     Hyperbolic,
+    IntegratedRate,
     LinearSigma,
     LogLinear,
     Polynomial,
@@ -41,10 +41,10 @@ def ramp(t: Tensor) -> Tensor:
 
 
 SCHEDULES: list[AnySchedule] = [
-    *(member() for member in get_args(AnySchedule) if member is not FromRate),
-    FromRate(constant),
-    FromRate(hazard),
-    FromRate(ramp),
+    *(member() for member in get_args(AnySchedule) if member is not IntegratedRate),
+    IntegratedRate(constant),
+    IntegratedRate(hazard),
+    IntegratedRate(ramp),
     LogLinear(eps=0),
     Cosine(eps=0),
     CosineSquared(eps=0),
@@ -129,7 +129,7 @@ def test_sigma_is_minus_log_alpha(schedule: AnySchedule) -> None:
 
 
 def test_the_rate_of_a_hazard_gives_the_linear_schedule() -> None:
-    rate, linear = FromRate(hazard), LogLinear(eps=0)
+    rate, linear = IntegratedRate(hazard), LogLinear(eps=0)
     for name in ("alpha", "dalpha", "weight", "sigma"):
         made, known = getattr(rate, name)(INTERIOR), getattr(linear, name)(INTERIOR)
         torch.testing.assert_close(made, known, rtol=1e-9, atol=0)
@@ -138,26 +138,24 @@ def test_the_rate_of_a_hazard_gives_the_linear_schedule() -> None:
 
 
 def test_a_constant_rate_gives_an_exponential() -> None:
-    torch.testing.assert_close(FromRate(constant).alpha(WHOLE), torch.exp(-3 * WHOLE), rtol=1e-12, atol=0)
+    torch.testing.assert_close(IntegratedRate(constant).alpha(WHOLE), torch.exp(-3 * WHOLE), rtol=1e-12, atol=0)
 
 
 def test_a_rising_rate_gives_a_bell() -> None:
-    torch.testing.assert_close(FromRate(ramp).alpha(WHOLE), torch.exp(-WHOLE.square()), rtol=1e-12, atol=0)
+    torch.testing.assert_close(IntegratedRate(ramp).alpha(WHOLE), torch.exp(-WHOLE.square()), rtol=1e-12, atol=0)
 
 
 def test_a_rate_may_be_infinite_at_the_start() -> None:
     # alpha = exp(-sqrt(t)); the quadrature misses 2e-4 beside the divergence, but nothing may be NaN.
-    fast = FromRate(lambda t: 0.5 / t.sqrt())
+    fast = IntegratedRate(lambda t: 0.5 / t.sqrt())
     assert float(fast.alpha(torch.zeros(1))) == 1
     torch.testing.assert_close(fast.alpha(WHOLE), torch.exp(-WHOLE.sqrt()), rtol=0, atol=1e-3)
 
 
 def test_a_rate_that_changes_at_once_is_integrated() -> None:
     # No quadrature is exact across a jump: 1/256 of the range holds it, at a fraction of its weight.
-    late = FromRate(lambda t: torch.where(t < 0.3, 0.0, 5.0))
-    torch.testing.assert_close(
-        late.alpha(WHOLE), torch.exp(-5 * (WHOLE - 0.3).clamp(min=0)), rtol=0, atol=5e-3
-    )
+    late = IntegratedRate(lambda t: torch.where(t < 0.3, 0.0, 5.0))
+    torch.testing.assert_close(late.alpha(WHOLE), torch.exp(-5 * (WHOLE - 0.3).clamp(min=0)), rtol=0, atol=5e-3)
 
 
 @pytest.mark.parametrize("make", [Geometric, LinearSigma])
@@ -222,9 +220,9 @@ def test_power_and_speed_must_be_positive(make: Callable[[float], AnySchedule], 
 
 def test_a_negative_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rate beta\(t\) must be finite and at least 0 .*-0\.25"):
-        FromRate(lambda t: torch.full_like(t, -0.25))
+        IntegratedRate(lambda t: torch.full_like(t, -0.25))
 
 
 def test_an_undefined_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rate beta\(t\) must be finite and at least 0 .*nan"):
-        FromRate(lambda t: t * math.nan)
+        IntegratedRate(lambda t: t * math.nan)

@@ -14,12 +14,26 @@ from torch import Tensor
 
 import oracle
 import unmask
-from oracle import BLANK, LINEAR, MASK, TEXTS, State, agrees, counts, joint_table, random_table
-from tiny import Counted, denoiser
-from unmask.diffusion.categorical import Choice
-from unmask.diffusion.denoise import Denoise
-from unmask.guidance.allowed import Allowed
-from unmask.guidance.classifier import ClassifierFree, Enumerated, FirstOrder
+from oracle import (
+    ALL_MASKED,
+    CLEAN_STATES,
+    LINEAR,
+    MASK,
+    State,
+    chi_square_p_value,
+    joint_table,
+    random_table,
+    sample_counts,
+)
+from tiny_models import CountingDenoiser, tiny_denoiser
+from unmask.diffusion.categorical import SamplingParams
+from unmask.diffusion.denoiser import DenoiserLike
+from unmask.guidance.allowed_tokens import AllowedTokens
+from unmask.guidance.classifier import (
+    ClassifierFreeGuidance,
+    ExactClassifierGuidance,
+    TaylorClassifierGuidance,
+)
 from unmask.objectives import D3PM, MDLM, SEDD
 from unmask.sampling import (
     Ancestral,
@@ -41,13 +55,13 @@ TIMES = torch.full((len(EVERY), 1), 0.5, dtype=torch.float64)
 FIRST = torch.tensor([True, False, False])
 
 
-def lines(denoise: Denoise, z: Tensor = EVERY) -> Tensor:
+def lines(denoiser: DenoiserLike, z: Tensor = EVERY) -> Tensor:
     """[64 * 3, V]: every line of every state."""
-    return denoise(z, TIMES[: len(z)], torch.ones_like(z, dtype=torch.bool))
+    return denoiser(z, TIMES[: len(z)], torch.ones_like(z, dtype=torch.bool))
 
 
-def last(sampler: AnySampler, denoise: Denoise, tokens: Tensor) -> Tensor:
-    *_, z = sampler.run(denoise, Canvas(tokens, tuple(range(len(tokens)))))
+def last(sampler: AnySampler, denoiser: DenoiserLike, tokens: Tensor) -> Tensor:
+    *_, z = sampler.run(denoiser, Canvas(tokens, tuple(range(len(tokens)))))
     return z
 
 
@@ -59,27 +73,26 @@ def test_llada_writes_what_the_published_code_writes(golden: Path) -> None:
     expected = load_file(golden / "llada_tiny" / "expected.safetensors")
     model = unmask.load(golden / "llada_tiny")
     prompt = expected["prompt"]
-    tokens = torch.cat([prompt, torch.full((1, 32), model.vocab.mask)], 1)
-    guided = ClassifierFree(model.denoise, torch.arange(40) < prompt.shape[1], 1.5)
-    sampler = Blockwise(16, Confidence(steps=8, choice=Choice(temperature=0)))
-    with model.inference():
+    tokens = torch.cat([prompt, torch.full((1, 32), model.vocab.mask_id)], 1)
+    guided = ClassifierFreeGuidance(model.denoiser, torch.arange(40) < prompt.shape[1], 1.5)
+    sampler = Blockwise(16, Confidence(steps=8, params=SamplingParams(temperature=0)))
+    with model.inference_mode():
         assert torch.equal(last(sampler, guided, tokens), expected["cfg1.5.steps16.block16"])
-        assert not torch.equal(last(sampler, model.denoise, tokens), expected["cfg1.5.steps16.block16"])
+        assert not torch.equal(last(sampler, model.denoiser, tokens), expected["cfg1.5.steps16.block16"])
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0])
 def test_classifier_free_lines_by_hand(scale: float) -> None:
     """p(v | given)^(1 + w) / p(v | hidden)^w, for every state and place, in one call of twice the rows."""
-    table = Counted(random_table(MDLM(schedule=LINEAR)))
-    guided = lines(ClassifierFree(table, FIRST, scale)).exp().view(64, 3, 4)
-    assert (table.calls, table.sequences) == (1, 128)
+    table = CountingDenoiser(random_table(MDLM(schedule=LINEAR)))
+    guided = lines(ClassifierFreeGuidance(table, FIRST, scale)).exp().view(64, 3, 4)
+    assert (table.nfe, table.num_sequences) == (1, 128)
     p = oracle.probabilities(table, 0.5)
     for number, state in enumerate(oracle.STATES):
         hidden = p[oracle.STATES.index((MASK, *state[1:]))]
         for place in range(3):
             wanted = [
-                p[number, place, v] ** (1 + scale) / hidden[place, v] ** scale if v != MASK else 0.0
-                for v in range(4)
+                p[number, place, v] ** (1 + scale) / hidden[place, v] ** scale if v != MASK else 0.0 for v in range(4)
             ]
             wanted = [w / sum(wanted) for w in wanted]
             assert guided[number, place].tolist() == pytest.approx(wanted, rel=1e-9)
@@ -87,11 +100,11 @@ def test_classifier_free_lines_by_hand(scale: float) -> None:
 
 def test_classifier_free_texts_are_those_of_the_guided_chain() -> None:
     table = random_table(MDLM(schedule=LINEAR))
-    guided = ClassifierFree(table, FIRST, 1.0)
+    guided = ClassifierFreeGuidance(table, FIRST, 1.0)
     canvas: State = (1, MASK, MASK)
-    seen = counts(Ancestral(4), guided, 6400, 64, canvas)
-    assert agrees(seen, oracle.chain(guided, LINEAR, 4, canvas)) > REJECT
-    assert agrees(seen, oracle.chain(table, LINEAR, 4, canvas)) < REJECT
+    seen = sample_counts(Ancestral(4), guided, 6400, 64, canvas)
+    assert chi_square_p_value(seen, oracle.ancestral_distribution(guided, LINEAR, 4, canvas)) > REJECT
+    assert chi_square_p_value(seen, oracle.ancestral_distribution(table, LINEAR, 4, canvas)) < REJECT
 
 
 def test_every_sequence_has_a_condition_of_its_own() -> None:
@@ -99,22 +112,22 @@ def test_every_sequence_has_a_condition_of_its_own() -> None:
     table = random_table(MDLM(schedule=LINEAR))
     given = torch.tensor([[True, False, False], [False, True, False], [False, False, False]])
     z, t = torch.tensor([[0, 1, MASK]] * 3), torch.full((3, 1), 0.5, dtype=torch.float64)
-    guided = ClassifierFree(table, given, 2.0)
+    guided = ClassifierFreeGuidance(table, given, 2.0)
     rows = z == MASK
     together = guided(z, t, rows)
     assert torch.equal(together, guided(z, t, rows.nonzero(as_tuple=True)))
     for row in range(3):
         one = slice(row, row + 1)
-        alone = guided(z[one], t[one], rows[one], which=torch.tensor([row]))
+        alone = guided(z[one], t[one], rows[one], sequence_ids=torch.tensor([row]))
         torch.testing.assert_close(alone[0], together[row])
-        single = ClassifierFree(table, given[row], 2.0)(z[one], t[one], rows[one])
+        single = ClassifierFreeGuidance(table, given[row], 2.0)(z[one], t[one], rows[one])
         torch.testing.assert_close(single[0], together[row])
     torch.testing.assert_close(together[2], table(z[2:], t[2:], rows[2:])[0])
     assert not torch.allclose(together[0], together[1])
 
 
 def test_classifier_free_has_no_cache() -> None:
-    guided = ClassifierFree(denoiser(MDLM()), torch.arange(12) < 4, 1.0)
+    guided = ClassifierFreeGuidance(tiny_denoiser(MDLM()), torch.arange(12) < 4, 1.0)
     tokens = torch.tensor([[0] * 4 + [4] * 8])
     with pytest.raises(ValueError, match="sample without a cache"):
         last(Blockwise(4, Ancestral(2), PrefixCache()), guided, tokens)
@@ -132,14 +145,18 @@ def test_classifier_free_has_no_cache() -> None:
 )
 def test_refused_conditions(given: Tensor, scale: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ClassifierFree(random_table(MDLM()), given, scale)
+        ClassifierFreeGuidance(random_table(MDLM()), given, scale)
 
 
 # Classifiers.
 
 # p(y | x) of each text.
 LIKELIHOOD = dict(
-    zip(TEXTS, torch.rand(27, generator=torch.Generator().manual_seed(1)).double().tolist(), strict=True)
+    zip(
+        CLEAN_STATES,
+        torch.rand(27, generator=torch.Generator().manual_seed(1)).double().tolist(),
+        strict=True,
+    )
 )
 
 
@@ -147,7 +164,7 @@ def exact_classifier(joint: dict[State, float]) -> Any:
     """log p(y | z): the mean over the texts that z can become."""
     known = []
     for state in oracle.STATES:
-        agree = [x for x in TEXTS if all(z in (MASK, v) for z, v in zip(state, x, strict=True))]
+        agree = [x for x in CLEAN_STATES if all(z in (MASK, v) for z, v in zip(state, x, strict=True))]
         mass = sum(joint[x] for x in agree)
         known.append(math.log(sum(joint[x] * LIKELIHOOD[x] for x in agree) / mass))
     table = torch.tensor(known, dtype=torch.float64)
@@ -155,8 +172,8 @@ def exact_classifier(joint: dict[State, float]) -> Any:
 
 
 def posterior(joint: dict[State, float], scale: float = 1.0) -> dict[State, float]:
-    weight = {x: joint[x] * LIKELIHOOD[x] ** scale for x in TEXTS}
-    return {x: weight[x] / sum(weight.values()) for x in TEXTS}
+    weight = {x: joint[x] * LIKELIHOOD[x] ** scale for x in CLEAN_STATES}
+    return {x: weight[x] / sum(weight.values()) for x in CLEAN_STATES}
 
 
 @pytest.mark.parametrize(
@@ -167,10 +184,10 @@ def posterior(joint: dict[State, float], scale: float = 1.0) -> dict[State, floa
 def test_with_the_true_classifier_texts_come_from_the_posterior(sampler: AnySampler) -> None:
     """p(x | y), one place at a time in any order."""
     table, joint = joint_table(MDLM(schedule=LINEAR))
-    guided = Enumerated(table, exact_classifier(joint))
-    seen = counts(sampler, guided, 6400, 64)
-    assert agrees(seen, posterior(joint)) > REJECT
-    assert agrees(seen, joint) < REJECT
+    guided = ExactClassifierGuidance(table, exact_classifier(joint))
+    seen = sample_counts(sampler, guided, 6400, 64)
+    assert chi_square_p_value(seen, posterior(joint)) > REJECT
+    assert chi_square_p_value(seen, joint) < REJECT
 
 
 def test_lines_with_the_true_classifier_are_the_posterior_conditionals() -> None:
@@ -184,11 +201,11 @@ def test_lines_with_the_true_classifier_are_the_posterior_conditionals() -> None
         return said
 
     z = torch.tensor([(MASK, 2, MASK)])
-    line = Enumerated(table, counted, 2.0)(z, TIMES[:1], torch.tensor([[False, False, True]]))[0].exp()
+    line = ExactClassifierGuidance(table, counted, 2.0)(z, TIMES[:1], torch.tensor([[False, False, True]]))[0].exp()
     assert sum(read) == 3
     weight = []
     for v in range(3):
-        agree = [x for x in TEXTS if x[1:] == (2, v)]
+        agree = [x for x in CLEAN_STATES if x[1:] == (2, v)]
         mass = sum(joint[x] for x in agree)
         weight.append(mass * (sum(joint[x] * LIKELIHOOD[x] for x in agree) / mass) ** 2)
     assert line.tolist() == pytest.approx([*(w / sum(weight) for w in weight), 0], rel=1e-9)
@@ -196,9 +213,9 @@ def test_lines_with_the_true_classifier_are_the_posterior_conditionals() -> None
 
 def test_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table, joint = joint_table(MDLM(schedule=LINEAR))
-    guided = Enumerated(table, exact_classifier(joint), 1.5)
+    guided = ExactClassifierGuidance(table, exact_classifier(joint), 1.5)
     whole = lines(guided)
-    monkeypatch.setattr("unmask.guidance.classifier.AT_ONCE", 20)
+    monkeypatch.setattr("unmask.guidance.classifier._MAX_CLASSIFIER_TOKENS", 20)
     assert torch.equal(lines(guided), whole)
 
 
@@ -220,9 +237,9 @@ class Linear:
 def test_the_first_order_is_exact_for_a_linear_classifier() -> None:
     table, linear = random_table(MDLM(schedule=LINEAR)), Linear()
     masked = EVERY[(EVERY == MASK).all(1)]
-    exact = lines(Enumerated(table, lambda z: linear(linear.embedding[z]), 1.3), masked)
+    exact = lines(ExactClassifierGuidance(table, lambda z: linear(linear.embedding[z]), 1.3), masked)
     with torch.inference_mode():  # as a model samples
-        first = lines(FirstOrder(table, linear, 1.3), masked)
+        first = lines(TaylorClassifierGuidance(table, linear, 1.3), masked)
     torch.testing.assert_close(first.exp(), exact.exp())
     assert not torch.allclose(first.exp(), lines(table, masked).exp())
 
@@ -232,7 +249,7 @@ def test_the_first_order_is_the_tangent_where_the_text_is() -> None:
     table, curved = random_table(MDLM(schedule=LINEAR)), Linear(torch.nn.functional.logsigmoid)
     z = torch.tensor([(2, MASK, MASK), (0, MASK, MASK)])
     rows = z == MASK
-    guided = FirstOrder(table, curved, 1.5)(z, TIMES[:2], rows)
+    guided = TaylorClassifierGuidance(table, curved, 1.5)(z, TIMES[:2], rows)
     slope = (-(curved.embedding[z] * curved.readers).sum((1, 2))).sigmoid()
     assert abs(float(slope[0] - slope[1])) > 0.02
     score = torch.stack([curved.embedding @ curved.readers[place] for place in (1, 2)])
@@ -242,13 +259,13 @@ def test_the_first_order_is_the_tangent_where_the_text_is() -> None:
 
 def test_classifiers_need_the_whole_text_and_the_same_tokens() -> None:
     tokens = torch.tensor([[0] * 4 + [4] * 8])
-    guided = Enumerated(denoiser(MDLM()), lambda z: z.double().sum(1))
+    guided = ExactClassifierGuidance(tiny_denoiser(MDLM()), lambda z: z.double().sum(1))
     with pytest.raises(ValueError, match="must read the whole text"):
         last(Blockwise(4, Ancestral(2), DualCache()), guided, tokens)
     with pytest.raises(ValueError, match="embeds 4 tokens and the model has 7"):
-        FirstOrder(denoiser(MDLM()), Linear())
+        TaylorClassifierGuidance(tiny_denoiser(MDLM()), Linear())
     with pytest.raises(ValueError, match="finite number; got inf"):
-        Enumerated(denoiser(MDLM()), lambda z: z.double().sum(1), math.inf)
+        ExactClassifierGuidance(tiny_denoiser(MDLM()), lambda z: z.double().sum(1), math.inf)
 
 
 # Allowed tokens.
@@ -264,7 +281,7 @@ def random_sets(shape: tuple[int, ...], seed: int) -> Tensor:
 def test_allowed_lines_are_what_is_left(shape: tuple[int, ...]) -> None:
     table = random_table(MDLM(schedule=LINEAR))
     allowed = random_sets(shape, seed=3)
-    cut = lines(Allowed(table, allowed)).exp().view(64, 3, 4)
+    cut = lines(AllowedTokens(table, allowed)).exp().view(64, 3, 4)
     left = lines(table).exp().view(64, 3, 4) * allowed
     torch.testing.assert_close(cut, left / left.sum(-1, keepdim=True))
 
@@ -274,10 +291,10 @@ def test_lines_keep_their_mass(objective: Any) -> None:
     """Of a free log_x: it says how likely a reveal is, which is not for guidance to change."""
     table, joint = random_table(objective), joint_table(MDLM())[1]
     for guided in (
-        Allowed.never(table, [0]),
-        ClassifierFree(table, FIRST, 1.0),
-        Enumerated(table, exact_classifier(joint)),
-        FirstOrder(table, Linear()),
+        AllowedTokens.ban(table, [0]),
+        ClassifierFreeGuidance(table, FIRST, 1.0),
+        ExactClassifierGuidance(table, exact_classifier(joint)),
+        TaylorClassifierGuidance(table, Linear()),
     ):
         torch.testing.assert_close(lines(guided).logsumexp(-1), lines(table).logsumexp(-1))
 
@@ -299,43 +316,45 @@ def test_nothing_else_is_written(sampler: AnySampler) -> None:
     """Whichever part of the text a call shows."""
     tokens = torch.full((8, 12), 4)
     tokens[:, 3] = 0
-    bare = denoiser(MDLM())
-    written = last(sampler, Allowed.at(bare, {0: [1, 2], 7: [5], 11: [0, 6]}, 12), tokens)
+    bare = tiny_denoiser(MDLM())
+    written = last(sampler, AllowedTokens.at_positions(bare, {0: [1, 2], 7: [5], 11: [0, 6]}, 12), tokens)
     assert set(written[:, 0].tolist()) <= {1, 2}
     assert set(written[:, 7].tolist()) == {5}
     assert set(written[:, 11].tolist()) <= {0, 6}
-    written = last(sampler, Allowed.never(bare, [0, 1, 2]), tokens)
+    written = last(sampler, AllowedTokens.ban(bare, [0, 1, 2]), tokens)
     assert set(written[tokens == 4].tolist()) == {3, 5, 6}
 
 
 def test_a_place_without_a_token_is_refused_before_anything_is_drawn() -> None:
     """Even if it is the last to be asked; where nothing is to be written, nothing needs to be allowed."""
-    counted = Counted(random_table(MDLM(schedule=LINEAR)))
+    counted = CountingDenoiser(random_table(MDLM(schedule=LINEAR)))
     allowed = torch.ones(2, 3, 4, dtype=torch.bool)
     allowed[1, 2, :3] = False
-    cut = Allowed(counted, allowed)
-    last(FirstHitting(), cut, torch.tensor([BLANK, (MASK, MASK, 1)]))
-    calls = counted.calls
+    cut = AllowedTokens(counted, allowed)
+    last(FirstHitting(), cut, torch.tensor([ALL_MASKED, (MASK, MASK, 1)]))
+    calls = counted.nfe
     with pytest.raises(ValueError, match="no token is allowed at place 2 of sequence 1"):
-        last(FirstHitting(), cut, torch.tensor([BLANK, BLANK]))
-    assert counted.calls == calls
+        last(FirstHitting(), cut, torch.tensor([ALL_MASKED, ALL_MASKED]))
+    assert counted.nfe == calls
     with pytest.raises(ValueError, match="no token is allowed"):
-        last(Ancestral(2), Allowed.never(counted, range(3)), torch.tensor([BLANK]))
+        last(Ancestral(2), AllowedTokens.ban(counted, range(3)), torch.tensor([ALL_MASKED]))
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda d: Allowed(d, torch.ones(4)), "allowed must be booleans"),
+        (lambda d: AllowedTokens(d, torch.ones(4)), "allowed must be booleans"),
         (
-            lambda d: Allowed(d, torch.ones(3, 5, dtype=torch.bool)),
+            lambda d: AllowedTokens(d, torch.ones(3, 5, dtype=torch.bool)),
             "with V = 4; got torch.bool of shape .3, 5.",
         ),
-        (lambda d: Allowed.never(d, [4]), "token id 4 is outside the vocabulary 0..3"),
-        (lambda d: Allowed.at(d, {3: [0]}, 3), "there is no place 3 in a text of 3 tokens"),
+        (lambda d: AllowedTokens.ban(d, [4]), "token id 4 is outside the vocabulary 0..3"),
+        (lambda d: AllowedTokens.at_positions(d, {3: [0]}, 3), "there is no place 3 in a text of 3 tokens"),
         (
             lambda d: last(
-                Ancestral(1), Allowed(d, torch.ones(1, 3, 4, dtype=torch.bool)), torch.tensor([BLANK] * 2)
+                Ancestral(1),
+                AllowedTokens(d, torch.ones(1, 3, 4, dtype=torch.bool)),
+                torch.tensor([ALL_MASKED] * 2),
             ),
             "are of 1 sequences; there is none with number 1",
         ),
@@ -349,8 +368,8 @@ def test_refused_sets(build: Any, message: str) -> None:
 def test_guides_nest() -> None:
     """Constraints around guidance around guidance: the product of all, in any order of drawing."""
     table, joint = joint_table(MDLM(schedule=LINEAR))
-    guided = Allowed.never(Enumerated(table, exact_classifier(joint)), [1])
-    seen = counts(FirstHitting(), guided, 3200, 64)
-    p = oracle.random_orders(guided)
-    assert agrees(seen, p) > REJECT
-    assert all(p[x] == 0 for x, place in itertools.product(TEXTS, range(3)) if x[place] == 1)
+    guided = AllowedTokens.ban(ExactClassifierGuidance(table, exact_classifier(joint)), [1])
+    seen = sample_counts(FirstHitting(), guided, 3200, 64)
+    p = oracle.random_order_distribution(guided)
+    assert chi_square_p_value(seen, p) > REJECT
+    assert all(p[x] == 0 for x, place in itertools.product(CLEAN_STATES, range(3)) if x[place] == 1)

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny
+import tiny_models
 from unmask import Batch
 from unmask.diffusion.schedule import Cosine, Geometric
-from unmask.objectives import AnyObjective, Autoregression
+from unmask.objectives import AnyObjective, NextToken
 
-KINDS = pytest.mark.parametrize("kind", tiny.OBJECTIVES, ids=lambda k: k.__name__)
+KINDS = pytest.mark.parametrize("kind", tiny_models.OBJECTIVES, ids=lambda k: k.__name__)
 MASK = 4
 
 
-def tokens(rows: int, length: int = tiny.LENGTH, seed: int = 0) -> torch.Tensor:
+def tokens(rows: int, length: int = tiny_models.LENGTH, seed: int = 0) -> torch.Tensor:
     clean = torch.tensor([0, 1, 2, 3, 5, 6])
     return clean[torch.randint(6, (rows, length), generator=torch.Generator().manual_seed(seed))]
 
@@ -30,15 +30,15 @@ def generator(seed: int = 0) -> torch.Generator:
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(1, 5),
-    length=st.integers(1, tiny.LENGTH),
+    length=st.integers(1, tiny_models.LENGTH),
     seed=st.integers(0, 1000),
     schedule=st.sampled_from([None, Cosine(), Geometric()]),
 )
 def test_nats_and_gradients_are_finite(
     kind: type[AnyObjective], timed: bool, rows: int, length: int, seed: int, schedule: object
 ) -> None:
-    objective = kind() if schedule is None or kind is Autoregression else kind(schedule=schedule)  # type: ignore[call-arg]
-    model = tiny.denoiser(objective, timed=timed)
+    objective = kind() if schedule is None or kind is NextToken else kind(schedule=schedule)  # type: ignore[call-arg]
+    model = tiny_models.tiny_denoiser(objective, timed=timed)
     model.requires_grad_(True)
     nats = objective.token_nll(model, Batch(tokens(rows, length, seed)), generator(seed))
     assert nats.shape == (rows, length)
@@ -56,11 +56,11 @@ def test_nats_and_gradients_are_finite(
 def test_a_split_batch_gets_the_same_noise(kind: type[AnyObjective], parts: list[int], seed: int) -> None:
     """Ranks and micro-batches together are the global batch, to the last mask."""
     objective, total = kind(), sum(parts)
-    model, x = tiny.denoiser(objective), tokens(total, seed=seed)
+    model, x = tiny_models.tiny_denoiser(objective), tokens(total, seed=seed)
     whole = objective.token_nll(model, Batch(x), generator(seed))
     pieces, first = [], 0
     for rows in parts:
-        part = Batch(x[first : first + rows], first_row=first, total_rows=total)
+        part = Batch(x[first : first + rows], row_offset=first, global_batch_size=total)
         pieces.append(objective.token_nll(model, part, generator(seed)))
         first += rows
     torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-9, atol=1e-12)
@@ -70,14 +70,14 @@ def test_a_split_batch_gets_the_same_noise(kind: type[AnyObjective], parts: list
 def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[AnyObjective]) -> None:
     objective = kind()
     seen: list[torch.Tensor] = []
-    model = tiny.denoiser(objective)
+    model = tiny_models.tiny_denoiser(objective)
 
-    class Watched(tiny.Counted):
+    class Watched(tiny_models.CountingDenoiser):
         def __call__(
-            self, z: torch.Tensor, t: torch.Tensor, rows: torch.Tensor, **context: object
+            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, **context: object
         ) -> torch.Tensor:  # type: ignore[override]
             seen.append(z)
-            return super().__call__(z, t, rows, **context)
+            return super().__call__(z, t, positions, **context)
 
     x = tokens(30)
     valid, frozen = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
@@ -88,7 +88,7 @@ def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[AnyO
     assert (nats[:, :3] == 0).all()
     assert (nats[:, 9:] == 0).all()
     assert (nats[:, 3:9] != 0).any()
-    if not isinstance(objective, Autoregression):  # its input is the text one place late
+    if not isinstance(objective, NextToken):  # its input is the text one place late
         assert all(torch.equal(z[:, :3], x[:, :3]) for z in seen)
 
 
@@ -96,7 +96,7 @@ def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[AnyO
 def test_padding_does_not_change_the_nats_of_the_text(kind: type[AnyObjective]) -> None:
     """A short text padded to a longer row costs what it costs alone."""
     objective = kind()
-    model, x = tiny.denoiser(objective), tokens(4, 7)
+    model, x = tiny_models.tiny_denoiser(objective), tokens(4, 7)
     alone = objective.token_nll(model, Batch(x), generator())
     padded = torch.cat([x, torch.zeros(4, 5, dtype=torch.int64)], 1)
     valid = torch.arange(12).expand(4, -1) < 7
@@ -107,20 +107,20 @@ def test_padding_does_not_change_the_nats_of_the_text(kind: type[AnyObjective]) 
 @KINDS
 def test_the_same_generator_gives_the_same_nats(kind: type[AnyObjective]) -> None:
     objective = kind()
-    model, batch = tiny.denoiser(objective), Batch(tokens(4))
+    model, batch = tiny_models.tiny_denoiser(objective), Batch(tokens(4))
     first, again = (objective.token_nll(model, batch, generator(3)) for _ in range(2))
     assert torch.equal(first, again)
-    if not isinstance(objective, Autoregression):
+    if not isinstance(objective, NextToken):
         assert not torch.equal(first, objective.token_nll(model, batch, generator(4)))
 
 
 @KINDS
 def test_the_mask_column_of_log_x_is_empty(kind: type[AnyObjective]) -> None:
-    model = tiny.denoiser(kind())
+    model = tiny_models.tiny_denoiser(kind())
     z = torch.tensor([[4, 1, 4, 0]])
     log_x = model(z, torch.full((1, 1), 0.3), torch.ones_like(z, dtype=torch.bool))
     assert (log_x[:, MASK] == -torch.inf).all()
-    if kind().normalised:
+    if kind().normalized:
         torch.testing.assert_close(log_x.exp().sum(-1), torch.ones(4, dtype=log_x.dtype))
 
 
@@ -128,11 +128,11 @@ def test_the_mask_column_of_log_x_is_empty(kind: type[AnyObjective]) -> None:
 def test_padding_on_the_left_does_not_change_the_nats_either(kind: type[AnyObjective]) -> None:
     """Noise is drawn by position, so only objectives without noise can be compared token by token."""
     objective = kind()
-    model, x = tiny.denoiser(objective), tokens(4, 7)
+    model, x = tiny_models.tiny_denoiser(objective), tokens(4, 7)
     padded = torch.cat([torch.zeros(4, 5, dtype=torch.int64), x], 1)
     valid = torch.arange(12).expand(4, -1) >= 5
     together = objective.token_nll(model, Batch(padded, valid), generator())
     assert (together[:, :5] == 0).all()
-    if isinstance(objective, Autoregression):
+    if isinstance(objective, NextToken):
         alone = objective.token_nll(model, Batch(x), generator())
         torch.testing.assert_close(together[:, 5:], alone, rtol=1e-9, atol=1e-12)

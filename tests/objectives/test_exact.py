@@ -10,35 +10,35 @@ import pytest
 import torch
 
 from oracle import (
+    CLEAN_STATES,
     LINEAR,
     MASK,
     STATES,
-    TEXTS,
     State,
-    Table,
-    chain,
+    TableDenoiser,
+    ancestral_distribution,
     continuous_bound,
+    discrete_bound,
     joint_table,
     maskings,
     probabilities,
-    random_orders,
+    random_order_distribution,
     random_table,
-    step_bound,
 )
 from unmask.diffusion.schedule import (
     Cosine,
     CosineSquared,
-    FromRate,
     Geometric,
     Hyperbolic,
+    IntegratedRate,
     LinearSigma,
     LogLinear,
     Polynomial,
     Schedule,
 )
-from unmask.diffusion.times import PiecewiseTimes, PowerTimes
+from unmask.diffusion.time_sampling import HistogramTimes, PowerTimes
 from unmask.objectives import D3PM, MDLM, SEDD
-from unmask.objectives.base import MaskedObjective, penalty
+from unmask.objectives.base import MaskedObjective, _normalization_penalty
 from unmask.types import Batch
 
 SCHEDULES: list[Schedule] = [
@@ -50,7 +50,7 @@ SCHEDULES: list[Schedule] = [
     LinearSigma(sigma_min=0.01, sigma_max=5.0),
     Polynomial(power=3),
     Hyperbolic(speed=0.7),
-    FromRate(lambda t: 4 * t),
+    IntegratedRate(lambda t: 4 * t),
 ]
 X: State = (2, 0, 1)
 
@@ -69,9 +69,7 @@ def estimate(objective: MaskedObjective, table: object, x: State, n: int = 40_00
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("kind", [MDLM, SEDD, D3PM], ids=lambda k: k.__name__)
-def test_the_estimators_mean_is_the_exact_continuous_bound(
-    kind: type[MaskedObjective], schedule: Schedule
-) -> None:
+def test_the_estimators_mean_is_the_exact_continuous_bound(kind: type[MaskedObjective], schedule: Schedule) -> None:
     objective = kind(schedule=schedule)  # type: ignore[arg-type]
     if isinstance(objective, D3PM):
         objective = replace(objective, steps=None, carry_over=True)
@@ -87,7 +85,7 @@ def test_exact_counts_have_the_same_mean(kind: type[MaskedObjective], schedule: 
     """And less noise: k of n tokens are hidden, not as many as coins happen to hide."""
     coins = kind(schedule=schedule)  # type: ignore[arg-type]
     table = random_table(coins, drift=0.0)
-    counts = replace(coins, exact_counts=True)
+    counts = replace(coins, exact_mask_counts=True)
     mean, error = estimate(counts, table, X)
     assert error < 0.03
     assert abs(mean - continuous_bound(table, schedule, X)) < 4 * error
@@ -97,35 +95,35 @@ def test_exact_counts_hide_each_number_of_tokens_equally_often() -> None:
     """Of the tokens that count only: the last of each row is given."""
     seen = []
 
-    class Spy(Table):
+    class Spy(TableDenoiser):
         def __call__(
-            self, z: torch.Tensor, t: torch.Tensor, rows: torch.Tensor, **context: object
+            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, **context: object
         ) -> torch.Tensor:
             seen.append((z == MASK).sum(1))
-            assert torch.equal(rows, z == MASK)
-            return super().__call__(z, t, rows, **context)
+            assert torch.equal(positions, z == MASK)
+            return super().__call__(z, t, positions, **context)
 
     table = random_table(MDLM(), drift=0.0)
     spy = Spy(table.logits, table.drift, table.objective)
     frozen = torch.tensor([[False, False, True]]).expand(10, -1)
-    batch = Batch(torch.tensor([X]).expand(10, -1), frozen=frozen)
-    MDLM(exact_counts=True).token_nll(spy, batch, torch.Generator().manual_seed(0))
+    batch = Batch(torch.tensor([X]).expand(10, -1), prompt_mask=frozen)
+    MDLM(exact_mask_counts=True).token_nll(spy, batch, torch.Generator().manual_seed(0))
     assert sorted(seen[0].tolist()) == [1] * 5 + [2] * 5
 
 
 def test_exact_counts_need_a_network_without_a_clock() -> None:
     batch = Batch(torch.tensor([X]))
     with pytest.raises(ValueError, match="not told the time"):
-        MDLM(exact_counts=True).token_nll(random_table(MDLM()), batch, torch.Generator())
+        MDLM(exact_mask_counts=True).token_nll(random_table(MDLM()), batch, torch.Generator())
     with pytest.raises(ValueError, match="does not read alpha"):
-        D3PM(exact_counts=True)
+        D3PM(exact_mask_counts=True)
     with pytest.raises(ValueError, match="continuous time"):
-        MDLM(exact_counts=True, steps=10)
+        MDLM(exact_mask_counts=True, steps=10)
 
 
 def test_a_row_that_has_nothing_to_hide_costs_nothing() -> None:
-    batch = Batch(torch.tensor([X, X]), frozen=torch.tensor([[True] * 3, [False] * 3]))
-    nats = MDLM(exact_counts=True).token_nll(random_table(MDLM(), drift=0.0), batch, torch.Generator())
+    batch = Batch(torch.tensor([X, X]), prompt_mask=torch.tensor([[True] * 3, [False] * 3]))
+    nats = MDLM(exact_mask_counts=True).token_nll(random_table(MDLM(), drift=0.0), batch, torch.Generator())
     assert nats[0].tolist() == [0, 0, 0]
     assert nats[1].sum() > 0
 
@@ -133,17 +131,15 @@ def test_a_row_that_has_nothing_to_hide_costs_nothing() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("steps", [1, 2, 7])
 @pytest.mark.parametrize("zero_masking", [True, False])
-def test_the_estimators_mean_is_the_exact_bound_of_t_steps(
-    steps: int, schedule: Schedule, zero_masking: bool
-) -> None:
+def test_the_estimators_mean_is_the_exact_bound_of_t_steps(steps: int, schedule: Schedule, zero_masking: bool) -> None:
     objective = MDLM(schedule=schedule, steps=steps, zero_masking=zero_masking)
     table = random_table(objective)
     mean, error = estimate(objective, table, X, n=16_000)
-    assert abs(mean - step_bound(table, schedule, steps, X)) < 4 * error + 1e-6
+    assert abs(mean - discrete_bound(table, schedule, steps, X)) < 4 * error + 1e-6
 
 
-@pytest.mark.parametrize("times", [PowerTimes(2.0), PowerTimes(0.7), PiecewiseTimes((5.0, 2.0, 1.0, 1.0))])
-def test_proposals_of_times_do_not_move_the_mean(times: PowerTimes | PiecewiseTimes) -> None:
+@pytest.mark.parametrize("times", [PowerTimes(2.0), PowerTimes(0.7), HistogramTimes((5.0, 2.0, 1.0, 1.0))])
+def test_proposals_of_times_do_not_move_the_mean(times: PowerTimes | HistogramTimes) -> None:
     objective = MDLM(schedule=LINEAR, times=times)
     table = random_table(objective)
     mean, error = estimate(objective, table, X)
@@ -153,12 +149,10 @@ def test_proposals_of_times_do_not_move_the_mean(times: PowerTimes | PiecewiseTi
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("schedule", [LINEAR, LogLinear(eps=0.1), Geometric(0.05, 3.0)], ids=repr)
 @pytest.mark.parametrize("zero_masking", [True, False])
-def test_t_steps_bound_what_the_sampler_with_t_steps_draws(
-    steps: int, schedule: Schedule, zero_masking: bool
-) -> None:
+def test_t_steps_bound_what_the_sampler_with_t_steps_draws(steps: int, schedule: Schedule, zero_masking: bool) -> None:
     table = random_table(MDLM(schedule=schedule, steps=steps, zero_masking=zero_masking))
-    drawn = chain(table, schedule, steps)
-    slack = [step_bound(table, schedule, steps, x) + math.log(drawn[x]) for x in TEXTS]
+    drawn = ancestral_distribution(table, schedule, steps)
+    slack = [discrete_bound(table, schedule, steps, x) + math.log(drawn[x]) for x in CLEAN_STATES]
     assert min(slack) > -1e-9
     if steps == 1 and zero_masking:  # a single step writes all tokens at once: the bound is exact
         assert max(slack) < 1e-9
@@ -168,8 +162,8 @@ def test_t_steps_bound_what_the_sampler_with_t_steps_draws(
 
 def test_the_continuous_bound_bounds_what_first_hitting_draws() -> None:
     table = random_table(MDLM(schedule=LINEAR), drift=0)
-    drawn = random_orders(table)
-    slack = [continuous_bound(table, LINEAR, x) + math.log(drawn[x]) for x in TEXTS]
+    drawn = random_order_distribution(table)
+    slack = [continuous_bound(table, LINEAR, x) + math.log(drawn[x]) for x in CLEAN_STATES]
     assert min(slack) > 0
     assert max(slack) > 1e-2
 
@@ -177,7 +171,7 @@ def test_the_continuous_bound_bounds_what_first_hitting_draws() -> None:
 def test_the_bound_is_exact_for_a_network_that_knows_the_joint_distribution() -> None:
     """True conditionals multiply to the same p(x) in every order, so nothing is lost."""
     table, joint = joint_table(MDLM(schedule=LINEAR))
-    for x in TEXTS:
+    for x in CLEAN_STATES:
         assert math.isclose(continuous_bound(table, LINEAR, x), -math.log(joint[x]), rel_tol=1e-6)
     mean, error = estimate(MDLM(schedule=LINEAR), table, X)
     assert abs(mean + math.log(joint[X])) < 4 * error
@@ -194,7 +188,7 @@ def test_the_bound_does_not_depend_on_the_schedule() -> None:
 
 def test_more_steps_tighten_the_bound_towards_continuous_time() -> None:
     table = random_table(MDLM(schedule=LINEAR), drift=0)
-    bounds = [step_bound(table, LINEAR, steps, X) for steps in (8, 64, 512)]
+    bounds = [discrete_bound(table, LINEAR, steps, X) for steps in (8, 64, 512)]
     limit = continuous_bound(table, LINEAR, X)
     gaps = [abs(bound - limit) for bound in bounds]
     assert gaps[0] > 4 * gaps[1] > 16 * gaps[2]
@@ -202,10 +196,10 @@ def test_more_steps_tighten_the_bound_towards_continuous_time() -> None:
 
 def test_zero_masking_is_rao_blackwellised_d3pm() -> None:
     """SUBS is D3PM with the mask's mass renormalised away: never worse, on any text, at any step."""
-    for seed, x in itertools.product(range(3), TEXTS[::5]):
+    for seed, x in itertools.product(range(3), CLEAN_STATES[::5]):
         d3pm = random_table(MDLM(schedule=LINEAR, steps=6, zero_masking=False), seed=seed)
         subs = replace(d3pm, objective=MDLM(schedule=LINEAR, steps=6))
-        assert step_bound(subs, LINEAR, 6, x) < step_bound(d3pm, LINEAR, 6, x)
+        assert discrete_bound(subs, LINEAR, 6, x) < discrete_bound(d3pm, LINEAR, 6, x)
 
 
 def test_a_normalised_score_costs_sedd_what_it_costs_mdlm() -> None:
@@ -266,7 +260,7 @@ def test_without_carry_over_hidden_tokens_of_z_0_are_not_charged_twice() -> None
 @pytest.mark.parametrize("jump", [0.0, 1e-30, 1e-10, 1 - 2**-30, 1.0])
 def test_the_penalty_is_finite_at_both_ends(jump: float) -> None:
     total = torch.tensor([0.9, 1.0], requires_grad=True)
-    value = penalty(total, torch.full((2,), jump, dtype=torch.float64))
+    value = _normalization_penalty(total, torch.full((2,), jump, dtype=torch.float64))
     value.sum().backward()
     assert value.isfinite().all()
     assert total.grad is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 import unmask
 from unmask import D3PM, MDLM, SEDD, Batch, Denoiser
 from unmask.diffusion.schedule import LogLinear
-from unmask.diffusion.times import Moment, continuous_moment
+from unmask.diffusion.time_sampling import NoiseLevel, continuous_level
 from unmask.objectives.base import MaskedObjective
 
 MASK = 50
@@ -37,13 +37,13 @@ def network(golden: Path, variant: str, tmp_path_factory: pytest.TempPathFactory
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**config, "time_conditioning": variant == "tc"}))
-    return unmask.load(folder).denoise
+    return unmask.load(folder).denoiser
 
 
 def read_through(network: Denoiser, objective: MaskedObjective) -> Denoiser:
     """The same weights, read by another objective."""
     other = unmask.ModelConfig(
-        network.vocab, network.config.backbone, objective, network.config.tells_sigma
+        network.vocab, network.config.backbone, objective, network.config.condition_on_sigma
     ).build()
     other.load_state_dict(network.state_dict())
     return other.eval()
@@ -57,9 +57,9 @@ class PublishedLinear(LogLinear):
 
 
 @torch.no_grad()
-def charge(objective: MaskedObjective, network: Denoiser, x: Tensor, z: Tensor, moment: Moment) -> Tensor:
+def charge(objective: MaskedObjective, network: Denoiser, x: Tensor, z: Tensor, moment: NoiseLevel) -> Tensor:
     one = torch.ones_like(moment.t)
-    return objective.charge(read_through(network, objective), Batch(x), z, moment, one)
+    return objective.weighted_nll(read_through(network, objective), Batch(x), z, moment, one)
 
 
 def test_noise(expected: dict[str, Tensor]) -> None:
@@ -72,7 +72,7 @@ def test_noise(expected: dict[str, Tensor]) -> None:
 def test_nelbo(expected: dict[str, Tensor], network: Denoiser, variant: str) -> None:
     schedule = LogLinear(eps=1e-3)
     t = expected["t"].double()[:, None]
-    moment = Moment(t, schedule.alpha(t), None, schedule.weight(t))
+    moment = NoiseLevel(t, schedule.alpha(t), None, schedule.weight(t))
     nats = charge(MDLM(schedule=schedule), network, expected["x0"], expected["xt"], moment)
     torch.testing.assert_close(nats, expected[f"subs.nelbo.{variant}"], atol=1e-4, rtol=1e-5)
 
@@ -81,7 +81,7 @@ def test_the_diffusion_part_of_the_clock_is_the_published_one(expected: dict[str
     """Between its completed ends, our moment of u is the published time, noise and weight."""
     schedule = LogLinear(eps=1e-3)
     t = expected["t"].double()[:, None]
-    moment = continuous_moment(schedule, t * (1 - 1e-3))
+    moment = continuous_level(schedule, t * (1 - 1e-3))
     torch.testing.assert_close(moment.t, t)
     torch.testing.assert_close(moment.alpha, schedule.alpha(t))
     torch.testing.assert_close(moment.weight * (1 - 1e-3), 1 / t)
@@ -91,7 +91,7 @@ def test_the_diffusion_part_of_the_clock_is_the_published_one(expected: dict[str
 def test_score_entropy(expected: dict[str, Tensor], network: Denoiser) -> None:
     schedule = LogLinear(eps=1e-3)
     t = expected["t"].double()[:, None]
-    moment = Moment(t, schedule.alpha(t), None, schedule.weight(t))
+    moment = NoiseLevel(t, schedule.alpha(t), None, schedule.weight(t))
     nats = charge(SEDD(schedule=schedule), network, expected["x0"], expected["xt"], moment)
     torch.testing.assert_close(nats, expected["sedd.loss.tc"], atol=1e-4, rtol=1e-5)
 
@@ -99,14 +99,12 @@ def test_score_entropy(expected: dict[str, Tensor], network: Denoiser) -> None:
 @pytest.mark.parametrize("variant", ["notc"], indirect=True)
 @pytest.mark.parametrize("steps", [4, 1000])
 @pytest.mark.parametrize(("kind", "name"), [(MDLM, "subs"), (D3PM, "d3pm")], ids=["subs", "d3pm"])
-def test_t_steps(
-    expected: dict[str, Tensor], network: Denoiser, kind: type[MDLM], name: str, steps: int
-) -> None:
+def test_t_steps(expected: dict[str, Tensor], network: Denoiser, kind: type[MDLM], name: str, steps: int) -> None:
     """The published loss takes alpha = 1 - t with t held below 1 - 1e-4."""
     objective = kind(schedule=PublishedLinear(), steps=steps)
     t = expected[f"d3pm.{steps}.t"].double()[:, None]
     alpha_t, alpha_s = 1 - t.clamp(max=1 - 1e-4), 1 - (t.clamp(max=1 - 1e-4) - 1 / steps)
-    jump = objective.process.reveal(alpha_s, alpha_t)
-    moment = Moment(t, alpha_t, jump, steps * jump)
+    jump = objective.process.unmask_prob(alpha_s, alpha_t)
+    moment = NoiseLevel(t, alpha_t, jump, steps * jump)
     nats = charge(objective, network, expected["x0"], expected[f"d3pm.{steps}.xt"], moment)
     torch.testing.assert_close(nats, expected[f"{name}.T{steps}.loss"], atol=1e-4, rtol=1e-5)

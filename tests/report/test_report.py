@@ -15,25 +15,25 @@ import pytest
 
 import unmask
 from unmask.backbones.dit import DiTConfig
-from unmask.data.corpus import Corpus, PrepareOptions
-from unmask.data.loader import Loader, Wrapped
-from unmask.evaluation.likelihood import score_rows
-from unmask.experiment import Experiment, carry_out
-from unmask.objectives import MDLM, SEDD, Autoregression
-from unmask.report import ReportSettings, write_report
-from unmask.report.contents import SWEEP, Contents, gather
-from unmask.report.drawing import Drawing
-from unmask.report.figures import draw_all
-from unmask.report.measures import step_bounds
-from unmask.report.page import page
-from unmask.report.samples import Piece, Sample
-from unmask.report.wording import with_error
-from unmask.training.loop import Training
+from unmask.data.corpus.corpus import Corpus, PrepareConfig
+from unmask.data.loader.loader import Loader, Wrapped
+from unmask.distributed import Distributed
+from unmask.experiment import Experiment, run_experiment
+from unmask.likelihood.estimate import score_corpus
+from unmask.objectives import MDLM, SEDD, NextToken
+from unmask.report import ReportConfig, write_report
+from unmask.report.collect import _STEP_COUNTS, ReportData, collect
+from unmask.report.formatting import format_with_error
+from unmask.report.html import render_page
+from unmask.report.plots import make_plots
+from unmask.report.plotting import Plot
+from unmask.report.samples import RevealedSample, RevealedToken
+from unmask.report.step_bounds import step_bounds
 from unmask.training.optim import AdamW
-from unmask.world import World
+from unmask.training.trainer import TrainingConfig
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
-QUICK = ReportSettings(rows=4, replicates=2, sweep_rows=2, sweep_replicates=2, samples=2, steps=4)
+QUICK = ReportConfig(windows=4, replicates=2, sweep_windows=2, sweep_replicates=2, samples=2, steps=4)
 SECTIONS = ("figures", "training", "likelihood", "samples", "settings", "provenance")
 HOSTILE = '</pre><script>alert("1")</script><img src=x onerror=alert(1)>&amp;'
 VOID = {"meta", "input", "br", "img", "link", "hr"}
@@ -43,19 +43,19 @@ def trained(folder: Path, **changes: object) -> Path:
     """A run in its folder: two checkpoints and a model."""
     source = folder.parent / "fox.txt"
     source.write_text(TEXT)
-    training = Training(
-        steps=6, batch_size=4, optimizer=AdamW(lr=1e-2), warmup=2, bf16=False, save_every=3, log_every=1
+    training = TrainingConfig(
+        steps=6, batch_size=4, optimizer=AdamW(lr=1e-2), warmup_steps=2, bf16=False, save_every=3, log_every=1
     )
     experiment = Experiment(
         sources=(str(source),),
         tokenizer="bytes",
-        backbone=DiTConfig(width=32, depth=1, heads=2, length=16, dropout=0.0),
+        backbone=DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0),
         layout=Wrapped(16),
-        training=replace(training, evaluate_every=3),
-        evaluate_rows=4,
+        training=replace(training, eval_every=3),
+        eval_windows=4,
     )
     objective = changes.pop("objective", experiment.objective)
-    assert carry_out(replace(experiment.with_objective(objective), **changes), folder, World())  # type: ignore[arg-type]
+    assert run_experiment(replace(experiment.with_objective(objective), **changes), folder, Distributed())  # type: ignore[arg-type]
     return folder
 
 
@@ -65,18 +65,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def contents(run: Path) -> Contents:
-    return gather(run, QUICK)
+def contents(run: Path) -> ReportData:
+    return collect(run, QUICK)
 
 
 @pytest.fixture(scope="module")
-def drawings(contents: Contents) -> dict[str, Drawing]:
-    return draw_all(contents)
+def drawings(contents: ReportData) -> dict[str, Plot]:
+    return make_plots(contents)
 
 
 @pytest.fixture(scope="module")
 def report(run: Path) -> Path:
-    return write_report(run, settings=QUICK).parent
+    return write_report(run, config=QUICK).parent
 
 
 class Page(HTMLParser):
@@ -123,7 +123,7 @@ def test_every_section_and_figure_is_there(report: Path) -> None:
     found = read(report)
     headings = {attributes.get("id") for tag, attributes in found.tags if tag == "h2"}
     assert headings == set(SECTIONS)
-    figures = {"loss", "learning-rate", "gradient", "speed", "by-time", "steps"}
+    figures = {"loss", "lr_factor", "grad_norm", "throughput", "by-time", "steps"}
     assert {path.stem for path in report.glob("*.png")} == figures
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.glob("*.png"))
     drawn = [attributes for tag, attributes in found.tags if tag == "svg"]
@@ -154,29 +154,29 @@ def test_the_numbers_are_those_of_report_json(report: Path) -> None:
         ("nats_per_token", "standard_error"),
         ("perplexity", "perplexity_error"),
     ):
-        assert headline[name] == data["held_out"][name]
+        assert headline[name] == data["validation"][name]
         assert headline[error] > 0
-        assert " ".join(with_error(headline[name], headline[error])) in text
+        assert " ".join(format_with_error(headline[name], headline[error])) in text
     assert headline["tokens_seen"] == 6 * 4 * 16
-    assert sum(data["held_out"]["by_time"]) == pytest.approx(headline["nats_per_token"])
-    assert [bound["steps"] for bound in data["step_bounds"]] == [*SWEEP, None]
+    assert sum(data["validation"]["by_time"]) == pytest.approx(headline["nats_per_token"])
+    assert [bound["steps"] for bound in data["step_bounds"]] == [*_STEP_COUNTS, None]
     assert len(data["curves"]["loss"]) == 6
-    assert data["curves"]["evaluated_step"] == [3, 6]
+    assert data["curves"]["valid_step"] == [3, 6]
     assert data["settings"]["corpus"] == data["provenance"]["data"]["corpus (SHA-256)"]
     assert data["settings"]["corpus"] in text
-    assert data["provenance"]["report"]["rows"] == QUICK.rows
+    assert data["provenance"]["report"]["windows"] == QUICK.windows
     assert all(version in text for version in data["provenance"]["versions"].values())
     assert all(sample["text"] in text for sample in data["samples"])
 
 
-def test_bounds_are_those_of_the_plain_estimate(contents: Contents, run: Path) -> None:
+def test_bounds_are_those_of_the_plain_estimate(contents: ReportData, run: Path) -> None:
     """With T = 1 every position is asked with all hidden: nothing is drawn, so the bound is exact."""
     one, *_, limit = contents.step_bounds
     lm, text = unmask.load(run / "model"), Corpus.open(run / "corpus").splits["valid"]
     loader = Loader(text, Wrapped(16), batch_size=2)
-    with lm.inference():
-        exact = score_rows(lm.denoise, MDLM(steps=1), loader, None, 2, 2, 5)
-        plain = score_rows(lm.denoise, MDLM(), loader, None, 2, 50, 5)
+    with lm.inference_mode():
+        exact = score_corpus(lm.denoiser, MDLM(steps=1), loader, None, 2, 2, 5)
+        plain = score_corpus(lm.denoiser, MDLM(), loader, None, 2, 50, 5)
     assert (one.steps, limit.steps) == (1, None)
     assert one.nats_per_token == pytest.approx(exact.nats_per_token)
     assert one.standard_error == pytest.approx(0, abs=1e-6)
@@ -184,25 +184,29 @@ def test_bounds_are_those_of_the_plain_estimate(contents: Contents, run: Path) -
     assert limit.standard_error > 0
 
 
-def test_samples_are_the_models_own(contents: Contents, run: Path) -> None:
+def test_samples_are_the_models_own(contents: ReportData, run: Path) -> None:
     written = unmask.load(run / "model").sample(2, 16, sampler=unmask.Ancestral(4), seed=0)
     assert [sample.text for sample in contents.samples] == written.texts
-    assert all(1 <= piece.step <= sample.steps for sample in contents.samples for piece in sample.pieces)
+    assert all(1 <= piece.step <= sample.steps for sample in contents.samples for piece in sample.tokens)
 
 
-def test_hostile_text_is_only_text(contents: Contents, drawings: dict[str, Drawing]) -> None:
-    pieces = (Piece(HOSTILE, 1), Piece('"x', 3, ((0, ""), (1, f"'\"{HOSTILE}"), (2, ""))), Piece(HOSTILE, 0))
+def test_hostile_text_is_only_text(contents: ReportData, drawings: dict[str, Plot]) -> None:
+    pieces = (
+        RevealedToken(HOSTILE, 1),
+        RevealedToken('"x', 3, ((0, ""), (1, f"'\"{HOSTILE}"), (2, ""))),
+        RevealedToken(HOSTILE, 0),
+    )
     hostile = replace(
         contents,
         name=HOSTILE,
-        samples=(Sample(pieces, 3, 0),),
+        samples=(RevealedSample(pieces, 3, 0),),
         settings={**contents.settings, "sources": [HOSTILE], HOSTILE: HOSTILE},
         provenance={**contents.provenance, "command": HOSTILE},
         sampler=HOSTILE,
         objective=HOSTILE,
-        no_step_bounds=HOSTILE,
+        why_no_step_bounds=HOSTILE,
     )
-    found = Page(page(hostile, drawings))
+    found = Page(render_page(hostile, drawings))
     assert found.count("script") == 1
     assert found.count("img") == 0
     assert found.text.count(HOSTILE) >= 9
@@ -214,22 +218,22 @@ def test_a_run_that_is_not_finished(run: Path, tmp_path: Path) -> None:
     going = tmp_path / "going"
     shutil.copytree(run, going, ignore=shutil.ignore_patterns("model", "step-00000006", "report"))
     lines = (going / "metrics.jsonl").read_text().splitlines()
-    bad = json.dumps({"step": 5, "bad_batch": 4, "loss": "nan", "gradient": "inf"})
+    bad = json.dumps({"step": 5, "skipped_batch": 4, "loss": "nan", "grad_norm": "inf"})
     (going / "metrics.jsonl").write_text("\n".join([*lines[:-2], bad, '{"step": 6, "lo']))
     folder = write_report(going, tmp_path / "out", QUICK).parent
     data, text = json.loads((folder / "report.json").read_text()), read(folder).text
-    assert data["status"] == {"finished": False, "step": 5, "steps": 6, "measured_step": 3}
+    assert data["status"] == {"finished": False, "step": 5, "steps": 6, "checkpoint_step": 3}
     assert "at step 5 of 6" in text
     assert "the checkpoint of step 3" in text
-    assert data["curves"]["bad_steps"] == [5]
+    assert data["curves"]["skipped_steps"] == [5]
     assert data["curves"]["step"] == [1, 2, 3, 4, 5]
 
 
 def test_a_run_without_held_out_text(tmp_path: Path) -> None:
-    run = trained(tmp_path / "all", options=PrepareOptions(share=0))
-    folder = write_report(run, settings=QUICK).parent
+    run = trained(tmp_path / "all", prepare=PrepareConfig(validation_fraction=0))
+    folder = write_report(run, config=QUICK).parent
     data, text = json.loads((folder / "report.json").read_text()), read(folder).text
-    assert data["held_out"] is None
+    assert data["validation"] is None
     assert data["headline"]["perplexity"] is None
     assert data["step_bounds"] == []
     assert "No text was held out" in text
@@ -239,88 +243,88 @@ def test_a_run_without_held_out_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("objective", "exact", "sentence"),
-    [(Autoregression(), True, "no number of steps to choose"), (SEDD(), False, "continuous time")],
+    [(NextToken(), True, "no number of steps to choose"), (SEDD(), False, "continuous time")],
 )
 def test_other_objectives_say_why_there_are_no_steps(
     objective: object, exact: bool, sentence: str, tmp_path: Path
 ) -> None:
-    folder = write_report(trained(tmp_path / "other", objective=objective), settings=QUICK).parent
+    folder = write_report(trained(tmp_path / "other", objective=objective), config=QUICK).parent
     data, text = json.loads((folder / "report.json").read_text()), read(folder).text
     assert sentence in text
     assert data["step_bounds"] == []
-    assert (data["held_out"]["standard_error"] == 0) is exact
+    assert (data["validation"]["standard_error"] == 0) is exact
     assert ("exact, as the model is autoregressive" in text) is exact
     assert (folder / "by-time.png").exists() is not exact
 
 
 def test_exact_counts_are_no_hindrance(tmp_path: Path) -> None:
-    found = gather(trained(tmp_path / "even", objective=MDLM(exact_counts=True)), QUICK)
-    assert [bound.steps for bound in found.step_bounds] == [*SWEEP, None]
+    found = collect(trained(tmp_path / "even", objective=MDLM(exact_mask_counts=True)), QUICK)
+    assert [bound.steps for bound in found.step_bounds] == [*_STEP_COUNTS, None]
 
 
 def test_the_limit_has_the_luck_of_many_steps(tmp_path: Path) -> None:
-    run = trained(tmp_path / "even", objective=MDLM(exact_counts=True))
+    run = trained(tmp_path / "even", objective=MDLM(exact_mask_counts=True))
     lm, corpus = unmask.load(run), Corpus.open(run / "corpus")
-    many, limit = step_bounds(lm, corpus, Wrapped(16), (1 << 16,), rows=4, replicates=2, seed=0)
+    many, limit = step_bounds(lm, corpus, Wrapped(16), (1 << 16,), windows=4, replicates=2, seed=0)
     assert (many.steps, limit.steps) == (1 << 16, None)
     assert limit.standard_error > 1e-3
     assert limit.nats_per_token == pytest.approx(many.nats_per_token, abs=0.02 * limit.standard_error)
 
 
 def test_judged_samples_are_drawn(run: Path, tmp_path: Path) -> None:
-    judged = tmp_path / "judged"
+    judged = tmp_path / "sample_evals"
     shutil.copytree(run, judged, ignore=shutil.ignore_patterns("report"))
     entry = {
         "perplexity_error": 2.5,
         "entropy": 3.0,
         "entropy_error": 0.1,
         "seconds": 1.5,
-        "judge": "a $judge$",
+        "reference_model": "a $judge$",
     }
     entries = [
         {**entry, "sampler": HOSTILE, "steps": 4, "perplexity": 123.25},
         {**entry, "sampler": HOSTILE, "steps": 16, "perplexity": 99.5, "seconds": 4.0},
-        {**entry, "sampler": "first hitting", "steps": None, "network_calls": 16, "perplexity": 80.0},
+        {**entry, "sampler": "first hitting", "steps": None, "nfe": 16, "perplexity": 80.0},
         {**entry, "sampler": "unjudged", "steps": 4, "perplexity": None},
     ]
-    (judged / "judge.json").write_text(json.dumps({"judged": entries, "made_by": {}}))
-    folder = write_report(judged, settings=QUICK).parent
+    (judged / "sample_evals.json").write_text(json.dumps({"sample_evals": entries, "provenance": {}}))
+    folder = write_report(judged, config=QUICK).parent
     found, data = read(folder), json.loads((folder / "report.json").read_text())
-    assert {path.stem for path in folder.glob("judge-*.png")} == {
-        "judge-perplexity",
-        "judge-entropy",
-        "judge-seconds",
+    assert {path.stem for path in folder.glob("samples-*.png")} == {
+        "samples-perplexity",
+        "samples-entropy",
+        "samples-seconds",
     }
-    assert [entry["steps"] for entry in data["judged"]] == [4, 16, 16]
+    assert [entry["steps"] for entry in data["sample_evals"]] == [4, 16, 16]
     assert "123.25" in found.text
     assert found.count("script") == 1
     broken = {**entry, "sampler": "x", "perplexity": 3.0}
-    (judged / "judge.json").write_text(json.dumps({"judged": [broken]}))
+    (judged / "sample_evals.json").write_text(json.dumps({"sample_evals": [broken]}))
     with pytest.raises(ValueError, match="without a finite steps"):
-        write_report(judged, settings=QUICK)
+        write_report(judged, config=QUICK)
 
 
 def test_a_report_is_replaced_whole_or_not_at_all(
-    report: Path, run: Path, drawings: dict[str, Drawing], monkeypatch: pytest.MonkeyPatch
+    report: Path, run: Path, drawings: dict[str, Plot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unmask.report.figures.draw_all", lambda _: drawings)
+    monkeypatch.setattr("unmask.report.plots.make_plots", lambda _: drawings)
     before = (report / "index.html").read_bytes()
     (report / "stale.png").write_bytes(b"old")
     with monkeypatch.context() as broken:
-        broken.setattr("unmask.report.page.page", lambda *_: 1 / 0)
+        broken.setattr("unmask.report.html.render_page", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            write_report(run, settings=QUICK)
+            write_report(run, config=QUICK)
     assert not list(run.glob(".report*"))
     assert (report / "index.html").read_bytes() == before
     assert (report / "stale.png").exists()
-    write_report(run, settings=QUICK)
+    write_report(run, config=QUICK)
     assert not (report / "stale.png").exists()
     assert not list(run.glob(".report*"))
 
 
 def test_what_cannot_be_reported_is_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"not the folder of a run: it has no experiment\.json"):
-        write_report(tmp_path, settings=QUICK)
+        write_report(tmp_path, config=QUICK)
     assert not (tmp_path / "report").exists()
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -329,10 +333,10 @@ def test_what_cannot_be_reported_is_told(run: Path, tmp_path: Path, monkeypatch:
         write_report(run, mine, QUICK)
     assert (mine / "thesis.tex").exists()
     with pytest.raises(ValueError, match="replicates must be at least 2"):
-        ReportSettings(replicates=1)
+        ReportConfig(replicates=1)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"needs the extra report: pip install 'unmask\[report\]'"):
-        write_report(run, settings=QUICK)
+        write_report(run, config=QUICK)
 
 
 def test_every_part_of_the_work_is_told(run: Path, tmp_path: Path) -> None:
@@ -346,6 +350,6 @@ def test_every_part_of_the_work_is_told(run: Path, tmp_path: Path) -> None:
     write_report(run, tmp_path / "told", QUICK, progress)
     assert list(told) == ["held-out text", "bounds by steps", "samples", "drawing"]
     assert told["held-out text"][0] == told["held-out text"][-1] == 4 * 2
-    assert told["bounds by steps"] == [len(SWEEP) + 1, *range(1, len(SWEEP) + 2)]
+    assert told["bounds by steps"] == [len(_STEP_COUNTS) + 1, *range(1, len(_STEP_COUNTS) + 2)]
     assert told["samples"][0] == 4
     assert 1 <= len(told["samples"][1:]) <= 8

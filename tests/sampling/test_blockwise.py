@@ -14,43 +14,41 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-import tiny
+import tiny_models
 import unmask
-from unmask import MDLM, BlockDiffusion, Choice
-from unmask.backbones.masks import Order
-from unmask.diffusion.denoise import Around, Denoise
-from unmask.diffusion.noise import substream
+from unmask import MDLM, BlockDiffusion, SamplingParams
+from unmask.backbones.attention_mask import AttentionStages
+from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
+from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import Masking
 from unmask.sampling import Ancestral, Blockwise, Confidence, FirstHitting, RandomOrder, Threshold
-from unmask.sampling.base import Counted
-from unmask.sampling.blockwise import AnyCache, DualCache, NoCache, PrefixCache
+from unmask.sampling.base import CountingDenoiser
+from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache, _CachePolicy
 from unmask.sampling.canvas import Canvas
-from unmask.types import Each, Rows, Times, Tokens
+from unmask.types import Positions, RowFn, Times, Tokens
 
 MASK = 4
-GREEDY = Choice(temperature=0)
-CACHES = pytest.mark.parametrize(
-    "cache", [NoCache(), PrefixCache(), DualCache()], ids=["none", "prefix", "dual"]
-)
+GREEDY = SamplingParams(temperature=0)
+CACHES = pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=["none", "prefix", "dual"])
 TIMED = pytest.mark.parametrize("timed", [False, True], ids=["timeless", "timed"])
 
 
-def last(sampler: Any, denoise: Denoise, canvas: Canvas) -> Tokens:
-    *_, z = sampler.run(denoise, canvas)
+def last(sampler: Any, denoiser: DenoiserLike, canvas: Canvas) -> Tokens:
+    *_, z = sampler.run(denoiser, canvas)
     return z
 
 
-def blank(rows: int, length: int = tiny.LENGTH, given: int = 0) -> Canvas:
+def blank(rows: int, length: int = tiny_models.LENGTH, given: int = 0) -> Canvas:
     z = torch.full((rows, length), MASK)
     z[:, :given] = torch.tensor([0, 1, 2, 3, 5, 6])[torch.arange(given) % 6]
     return Canvas(z, tuple(range(rows)))
 
 
-class FromScratch(Around):
+class FromScratch(DenoiserWrapper):
     """A block diffusion model asked about one block, everything before it being read again every time."""
 
-    def __init__(self, denoise: Denoise, text: Tokens, block: int) -> None:
-        super().__init__(denoise)
+    def __init__(self, denoiser: DenoiserLike, text: Tokens, block: int) -> None:
+        super().__init__(denoiser)
         self.text, self.block = text, block
 
     @property
@@ -61,21 +59,21 @@ class FromScratch(Around):
         self,
         z: Tokens,
         t: Times,
-        rows: Rows,
+        positions: Positions,
         *,
-        each: Each | None = None,
-        which: Tensor | None = None,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
         **context: Any,
     ) -> Tensor:
-        assert which is not None
-        assert isinstance(rows, Tensor)
+        assert sequence_ids is not None
+        assert isinstance(positions, Tensor)
         first = self.text.shape[1]
-        before = self.text[which]
-        order = Order.block_by_block(0, first + z.shape[1], self.block, first, z.device)
+        before = self.text[sequence_ids]
+        order = AttentionStages.block_causal(0, first + z.shape[1], self.block, first, z.device)
         hidden = torch.zeros_like(before, dtype=torch.bool)
         times = torch.cat([torch.zeros_like(before).to(t), t.expand(-1, z.shape[1])], 1)
-        return self.denoise(
-            torch.cat([before, z], 1), times, torch.cat([hidden, rows], 1), each=each, order=order
+        return self.denoiser(
+            torch.cat([before, z], 1), times, torch.cat([hidden, positions], 1), row_fn=row_fn, stages=order
         )
 
 
@@ -83,14 +81,14 @@ class FromScratch(Around):
 @pytest.mark.parametrize("block", [1, 3, 5, 12])
 @pytest.mark.parametrize("given", [0, 4])
 def test_the_exact_cache_changes_nothing(block: int, given: int, timed: bool) -> None:
-    denoise = tiny.denoiser(BlockDiffusion(block=block), timed=timed)
+    denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=block), timed=timed)
     canvas, inner = blank(3, given=given), Ancestral(steps=4)
     z = canvas.tokens.clone()
-    for number, first in enumerate(range(given // block * block, tiny.LENGTH, block)):
+    for number, first in enumerate(range(given // block * block, tiny_models.LENGTH, block)):
         window = slice(first, first + block)
         if not bool((z[:, window] == MASK).any()):
             continue
-        seeds = tuple(substream(seed, number) for seed in canvas.seeds)
+        seeds = tuple(derive_seed(seed, number) for seed in canvas.seeds)
         z[:, window] = last(inner, FromScratch(denoise, z[:, :first], block), Canvas(z[:, window], seeds))
     assert torch.equal(last(Blockwise(sampler=inner), denoise, canvas), z)
 
@@ -105,9 +103,9 @@ def test_a_row_is_written_alike_in_any_company(holes: list[bool], seed: int) -> 
     canvas.tokens[3] = 3
     canvas = replace(canvas, seeds=(seed, seed, seed + 1, seed + 2))
     for denoise, sampler in (
-        (tiny.denoiser(BlockDiffusion(block=5)), Blockwise(sampler=Ancestral(steps=3))),
-        (tiny.denoiser(MDLM()), Blockwise(5, Confidence(steps=2), PrefixCache())),
-        (tiny.denoiser(MDLM()), Blockwise(5, RandomOrder(steps=2), DualCache())),
+        (tiny_models.tiny_denoiser(BlockDiffusion(block_size=5)), Blockwise(sampler=Ancestral(steps=3))),
+        (tiny_models.tiny_denoiser(MDLM()), Blockwise(5, Confidence(steps=2), PrefixCache())),
+        (tiny_models.tiny_denoiser(MDLM()), Blockwise(5, RandomOrder(steps=2), DualCache())),
     ):
         together = last(sampler, denoise, canvas)
         for row in range(3):
@@ -119,15 +117,15 @@ def test_a_row_is_written_alike_in_any_company(holes: list[bool], seed: int) -> 
 
 @TIMED
 @CACHES
-def test_one_block_is_the_sampler_itself(cache: AnyCache, timed: bool) -> None:
+def test_one_block_is_the_sampler_itself(cache: _CachePolicy, timed: bool) -> None:
     """There is nothing to keep: the first pass of a block reads all of it."""
-    denoise, inner = tiny.denoiser(MDLM(), timed=timed), Confidence(steps=1)
+    denoise, inner = tiny_models.tiny_denoiser(MDLM(), timed=timed), Confidence(steps=1)
     assert torch.equal(last(Blockwise(50, inner, cache), denoise, blank(2)), last(inner, denoise, blank(2)))
 
 
 @CACHES
-def test_blocks_are_written_one_after_the_other(cache: AnyCache) -> None:
-    denoise = Counted(tiny.denoiser(MDLM()))
+def test_blocks_are_written_one_after_the_other(cache: _CachePolicy) -> None:
+    denoise = CountingDenoiser(tiny_models.tiny_denoiser(MDLM()))
     frames = list(Blockwise(4, FirstHitting(), cache).run(denoise, blank(2, given=3)))
     for z in frames:
         open_ = (z == MASK).int()
@@ -135,14 +133,14 @@ def test_blocks_are_written_one_after_the_other(cache: AnyCache) -> None:
             if bool(open_[:, block : block + 4].any()):
                 assert bool(open_[:, block + 4 :].all())
     assert not bool((frames[-1] == MASK).any())
-    assert denoise.calls == 4 + 4 + 1
+    assert denoise.nfe == 4 + 4 + 1
 
 
 def test_a_network_reads_only_what_a_cache_leaves_to_read() -> None:
-    class Watched(Around):
-        def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
+    class Watched(DenoiserWrapper):
+        def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
             widths.append(z.shape[1])
-            return self.denoise(z, t, rows, **context)
+            return self.denoiser(z, t, positions, **context)
 
     for cache, expected in (
         (NoCache(), [12] * 8),
@@ -150,11 +148,13 @@ def test_a_network_reads_only_what_a_cache_leaves_to_read() -> None:
         (DualCache(), [12, 4, 4, 4, 12, 4, 4, 4]),
     ):
         widths: list[int] = []
-        last(Blockwise(4, FirstHitting(), cache), Watched(tiny.denoiser(MDLM())), blank(1, given=4))
+        last(Blockwise(4, FirstHitting(), cache), Watched(tiny_models.tiny_denoiser(MDLM())), blank(1, given=4))
         assert widths == expected
     widths = []
     last(
-        Blockwise(sampler=FirstHitting()), Watched(tiny.denoiser(BlockDiffusion(block=4))), blank(1, given=5)
+        Blockwise(sampler=FirstHitting()),
+        Watched(tiny_models.tiny_denoiser(BlockDiffusion(block_size=4))),
+        blank(1, given=5),
     )
     assert widths == [8, 4, 4, 8, 4, 4, 4]  # a finished block is read with the next one's first step
 
@@ -162,25 +162,29 @@ def test_a_network_reads_only_what_a_cache_leaves_to_read() -> None:
 def test_a_network_that_looks_ahead_is_told_the_time_of_the_whole_text() -> None:
     told: list[float] = []
 
-    class Watched(Around):
-        def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
-            told.append(float(t[rows].unique()))
-            return self.denoise(z, t, rows, **context)
+    class Watched(DenoiserWrapper):
+        def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
+            told.append(float(t[positions].unique()))
+            return self.denoiser(z, t, positions, **context)
 
-    last(Blockwise(4, FirstHitting()), Watched(tiny.denoiser(MDLM(), timed=True)), blank(1, given=4))
+    last(
+        Blockwise(4, FirstHitting()),
+        Watched(tiny_models.tiny_denoiser(MDLM(), timed=True)),
+        blank(1, given=4),
+    )
     open_ = torch.arange(8, 0, -1).double() / 8
     torch.testing.assert_close(torch.tensor(told).double(), MDLM().schedule.inverse(1 - open_).double())
 
 
 def test_text_of_any_length_through_a_window_that_forgets() -> None:
     """A block diffusion model goes on beyond its length, and then sees its last `length` tokens."""
-    denoise = tiny.denoiser(BlockDiffusion(block=4), length=12)
+    denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=4), length=12)
     lengths: list[int] = []
 
-    class Watched(Around):
-        def __call__(self, z: Tokens, t: Times, rows: Rows, **context: Any) -> Tensor:
-            said = self.denoise(z, t, rows, **context)
-            lengths.append(context["beside"].held + 4)
+    class Watched(DenoiserWrapper):
+        def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
+            said = self.denoiser(z, t, positions, **context)
+            lengths.append(context["cache"].cached_length + 4)
             return said
 
     z = last(Blockwise(sampler=Ancestral(steps=2)), Watched(denoise), blank(2, length=40))
@@ -191,12 +195,12 @@ def test_text_of_any_length_through_a_window_that_forgets() -> None:
 
 
 def test_rows_end_with_the_block_that_stops_them() -> None:
-    denoise = tiny.denoiser(BlockDiffusion(block=3))
+    denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=3))
     canvas = blank(12, length=12, given=2)
     canvas.tokens[:, 1] = 5  # a stop that was given is none
     free = last(Blockwise(sampler=Ancestral(steps=3)), denoise, canvas)
-    counted = Counted(denoise)
-    stopped = last(Blockwise(sampler=Ancestral(steps=3), stop=5), counted, canvas)
+    counted = CountingDenoiser(denoise)
+    stopped = last(Blockwise(sampler=Ancestral(steps=3), eos_id=5), counted, canvas)
     ended = 0
     for row in range(len(free)):
         stops = (free[row, 2:] == 5).nonzero()[:, 0] + 2
@@ -205,13 +209,13 @@ def test_rows_end_with_the_block_that_stops_them() -> None:
         assert bool((stopped[row, first:] == 5).all())
         ended += first < 9
     assert 0 < ended < 12
-    fewer = Counted(denoise)
+    fewer = CountingDenoiser(denoise)
     last(Blockwise(sampler=Ancestral(steps=3)), fewer, canvas)
-    assert counted.sequences < fewer.sequences
+    assert counted.num_sequences < fewer.num_sequences
 
 
 def test_a_size_that_the_model_does_not_have_is_refused() -> None:
-    denoise = tiny.denoiser(BlockDiffusion(block=4))
+    denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=4))
     with pytest.raises(ValueError, match="the model writes blocks of 4 tokens; got a size of 5"):
         last(Blockwise(5), denoise, blank(1))
     with pytest.raises(ValueError, match="was trained for block diffusion: take the default sampler"):
@@ -227,7 +231,7 @@ def llada(golden: Path) -> tuple[unmask.LanguageModel, dict[str, Tensor]]:
 
 
 def written(lm: unmask.LanguageModel, prompt: Tensor, sampler: Blockwise) -> unmask.Samples:
-    return lm.fill(torch.cat([prompt, torch.full((1, 32), lm.vocab.mask)], 1), sampler)
+    return lm.generate(torch.cat([prompt, torch.full((1, 32), lm.vocab.mask_id)], 1), sampler)
 
 
 @pytest.mark.parametrize(("steps", "block"), [(16, 32), (16, 8), (32, 16), (32, 32)])
@@ -235,28 +239,28 @@ def test_the_published_texts_of_llada(
     llada: tuple[unmask.LanguageModel, dict[str, Tensor]], steps: int, block: int
 ) -> None:
     lm, expected = llada
-    sampler = Blockwise(block, Confidence(steps=steps * block // 32, choice=GREEDY))
+    sampler = Blockwise(block, Confidence(steps=steps * block // 32, params=GREEDY))
     samples = written(lm, expected["prompt"], sampler)
     assert torch.equal(samples.tokens, expected[f"low_confidence.steps{steps}.block{block}"])
-    assert samples.network_calls == steps
+    assert samples.nfe == steps
 
 
 @CACHES
 @pytest.mark.parametrize("threshold", [None, 0.3, 0.6])
 def test_the_published_texts_of_fast_dllm(
-    llada: tuple[unmask.LanguageModel, dict[str, Tensor]], cache: AnyCache, threshold: float | None
+    llada: tuple[unmask.LanguageModel, dict[str, Tensor]], cache: _CachePolicy, threshold: float | None
 ) -> None:
     """The same texts. With a cache the published code also calls the network for a block that its first pass
     has already finished, which is left out here."""
     lm, expected = llada
-    inner = Confidence(steps=8, choice=GREEDY) if threshold is None else Threshold(threshold, choice=GREEDY)
+    inner = Confidence(steps=8, params=GREEDY) if threshold is None else Threshold(threshold, params=GREEDY)
     sampler = Blockwise(8, inner, cache)
     samples = written(lm, expected["prompt"], sampler)
     name = f"fast.{type(cache).__name__.removesuffix('Cache').lower().replace('no', 'none')}"
     key = f"{name}.threshold{threshold}.block8"
     assert torch.equal(samples.tokens, expected[key])
-    z = torch.cat([expected["prompt"], torch.full((1, 32), lm.vocab.mask)], 1)
-    holes = [int((frame.tokens == lm.vocab.mask).sum()) for frame in lm.frames(z, sampler)]
+    z = torch.cat([expected["prompt"], torch.full((1, 32), lm.vocab.mask_id)], 1)
+    holes = [int((frame.tokens == lm.vocab.mask_id).sum()) for frame in lm.generate_steps(z, sampler)]
     at_once = sum(before - after == 8 for before, after in pairwise(holes))
     spared = 0 if isinstance(cache, NoCache) else at_once
-    assert samples.network_calls == int(expected[f"{key}.calls"]) - spared
+    assert samples.nfe == int(expected[f"{key}.calls"]) - spared

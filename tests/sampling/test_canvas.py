@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.sampling.canvas import blank, from_template, segments
+from unmask.sampling.canvas import blank_canvas, encode_template, parse_template
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ from unmask.sampling.canvas import blank, from_template, segments
     ],
 )
 def test_templates(template: str | list[str | int], expected: list[str | int]) -> None:
-    assert segments(template) == expected
+    assert parse_template(template) == expected
 
 
 @given(st.lists(st.tuples(st.text("abc <>", max_size=5), st.integers(1, 30)), min_size=1, max_size=4))
 def test_texts_and_holes_keep_their_order_and_length(pieces: list[tuple[str, int]]) -> None:
     template = "".join(f"{text}<mask:{hole}>" for text, hole in pieces)
-    ids = from_template(template, lambda text: [ord(c) for c in text], mask=7)
+    ids = encode_template(template, lambda text: [ord(c) for c in text], mask_id=7)
     expected: list[int] = []
     for text, hole in pieces:
         expected += [*map(ord, text), *[7] * hole]
@@ -32,4 +32,4 @@ def test_texts_and_holes_keep_their_order_and_length(pieces: list[tuple[str, int
 
 
 def test_blank_starts_with_the_prompt() -> None:
-    assert blank(2, 4, mask=9, prompt=[1, 2]).tolist() == [[1, 2, 9, 9]] * 2
+    assert blank_canvas(2, 4, mask_id=9, prompt=[1, 2]).tolist() == [[1, 2, 9, 9]] * 2

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import tiny
-from unmask import MDLM, Choice
+import tiny_models
+from unmask import MDLM, SamplingParams
 from unmask.sampling import Confidence, EntropyBounded, Factor, RandomOrder, Threshold
-from unmask.sampling.ancestral import rank
-from unmask.sampling.base import share
+from unmask.sampling.ancestral import ranks
+from unmask.sampling.base import tokens_per_step
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.confidence import AnyOrder, Entropy, Margin, Probability, entropy
+from unmask.sampling.confidence import Entropy, Margin, Probability, _AnyConfidenceMeasure, _entropy
 
-MASK, LENGTH = 4, tiny.LENGTH
-COLD = Choice(temperature=0)
-MODEL = tiny.denoiser(MDLM())
+MASK, LENGTH = 4, tiny_models.LENGTH
+COLD = SamplingParams(temperature=0)
+MODEL = tiny_models.tiny_denoiser(MDLM())
 
 
 def ask(z: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def ask(z: Tensor) -> Tensor:
     return MODEL(z[None], torch.full((1, 1), 0.5), (z == MASK)[None]).exp()
 
 
-def sureness(order: AnyOrder, p: Tensor) -> Tensor:
+def sureness(order: _AnyConfidenceMeasure, p: Tensor) -> Tensor:
     best = p.sort(descending=True).values
     if isinstance(order, Probability):
         return best[:, 0]
@@ -39,11 +39,11 @@ def sureness(order: AnyOrder, p: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("order", [Probability(), Margin(), Entropy()], ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("steps", [1, 5, 12, 40])
-def test_the_surest_positions_come_first(order: AnyOrder, steps: int) -> None:
+def test_the_surest_positions_come_first(order: _AnyConfidenceMeasure, steps: int) -> None:
     z = torch.full((LENGTH,), MASK)
     z[3] = 1
     canvas = Canvas(z[None].clone(), (0,))
-    for written in Confidence(steps=steps, order=order, choice=COLD).run(MODEL, canvas):
+    for written in Confidence(steps=steps, measure=order, params=COLD).run(MODEL, canvas):
         holes, p = (z == MASK).nonzero()[:, 0], ask(z)
         share = int((written[0] != z).sum())
         chosen = sureness(order, p).topk(share).indices
@@ -53,7 +53,7 @@ def test_the_surest_positions_come_first(order: AnyOrder, steps: int) -> None:
 
 
 def test_shares_are_even_and_complete() -> None:
-    shares = share(torch.tensor([[10], [3], [0]]), 4, torch.arange(4))
+    shares = tokens_per_step(torch.tensor([[10], [3], [0]]), 4, torch.arange(4))
     assert shares.tolist() == [[3, 3, 2, 2], [1, 1, 1, 0], [0, 0, 0, 0]]
 
 
@@ -71,7 +71,7 @@ def test_fixed_counts_in_random_order() -> None:
 def test_parallel_decoding_keeps_what_is_sure_enough_and_always_the_surest(threshold: float) -> None:
     z = torch.full((LENGTH,), MASK)
     z[3] = 1  # without a visible token all positions are equally sure
-    for written in Threshold(threshold=threshold, choice=COLD).run(MODEL, Canvas(z[None].clone(), (0,))):
+    for written in Threshold(threshold=threshold, params=COLD).run(MODEL, Canvas(z[None].clone(), (0,))):
         holes, p = (z == MASK).nonzero()[:, 0], ask(z)
         best = p.max(-1).values
         chosen = (best >= threshold) | (best == best.max())
@@ -82,8 +82,8 @@ def test_parallel_decoding_keeps_what_is_sure_enough_and_always_the_surest(thres
 @pytest.mark.parametrize("bound", [0.2, 1.0, 3.0])
 def test_entropy_bound_holds_at_every_step_and_is_used(bound: float) -> None:
     z = torch.full((LENGTH,), MASK)
-    for written in EntropyBounded(bound=bound).run(MODEL, Canvas(z[None].clone(), (0,))):
-        nats = entropy(ask(z).log())
+    for written in EntropyBounded(entropy_bound=bound).run(MODEL, Canvas(z[None].clone(), (0,))):
+        nats = _entropy(ask(z).log())
         taken = (written[0] != z)[z == MASK]
         chosen, left = nats[taken], nats[~taken]
         assert chosen.sum() - chosen.max() <= bound + 1e-9
@@ -96,7 +96,7 @@ def test_entropy_bound_holds_at_every_step_and_is_used(bound: float) -> None:
 def test_noise_decides_between_equals() -> None:
     """On a blank canvas all positions are equally sure: rows must not all start at the same place."""
     canvas = Canvas(torch.full((60, LENGTH), MASK), tuple(range(60)))
-    first = next(iter(Confidence(steps=LENGTH, order=Entropy()).run(MODEL, canvas)))
+    first = next(iter(Confidence(steps=LENGTH, measure=Entropy()).run(MODEL, canvas)))
     places = (first != MASK).float().sum(0)
     assert (places > 0).sum() > LENGTH // 2
 
@@ -104,21 +104,26 @@ def test_noise_decides_between_equals() -> None:
 def test_the_factor_bounds_what_is_written_together() -> None:
     """The n surest are kept as long as the n-th has at least 1 - factor/(n + 1): 0.5, 0.667, 0.75, 0.8."""
     score = torch.tensor([[0.9, 0.7, 0.76, 0.5], [0.3, 0.2, 0.1, 0.05], [0.99, 0.99, 0.99, 0.79]])
-    place = rank(-score)
-    kept = Factor(1.0).kept(score, place, torch.tensor([4, 4, 4]), 0)
+    place = ranks(-score)
+    kept = Factor(1.0).select(score, place, torch.tensor([4, 4, 4]), 0)
     assert kept.tolist() == [
         [True, False, True, False],
         [True, False, False, False],
         [True, True, True, False],
     ]
-    assert Factor(1.05).kept(score, place, torch.tensor([4, 4, 4]), 0)[0].tolist() == [
+    assert Factor(1.05).select(score, place, torch.tensor([4, 4, 4]), 0)[0].tolist() == [
         True,
         False,
         True,
         False,
     ]
-    assert Factor(1.3).kept(score, place, torch.tensor([4, 4, 4]), 0)[0].tolist() == [True, True, True, False]
-    assert bool(Factor(9.0).kept(score, place, torch.tensor([4, 4, 4]), 0).all())
+    assert Factor(1.3).select(score, place, torch.tensor([4, 4, 4]), 0)[0].tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert bool(Factor(9.0).select(score, place, torch.tensor([4, 4, 4]), 0).all())
     with pytest.raises(ValueError, match="0 or above; got -1"):
         Factor(-1.0)
 
@@ -126,11 +131,11 @@ def test_the_factor_bounds_what_is_written_together() -> None:
 @pytest.mark.parametrize(
     "sampler",
     [
-        Confidence(12, late=(3,)),
-        Confidence(4, late=(3,)),
-        Threshold(0.2, late=(3,)),
-        Factor(2.0, late=(3,)),
-        EntropyBounded(3.0, late=(3,)),
+        Confidence(12, delayed_tokens=(3,)),
+        Confidence(4, delayed_tokens=(3,)),
+        Threshold(0.2, delayed_tokens=(3,)),
+        Factor(2.0, delayed_tokens=(3,)),
+        EntropyBounded(3.0, delayed_tokens=(3,)),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
@@ -138,7 +143,7 @@ def test_the_factor_bounds_what_is_written_together() -> None:
 def test_what_is_to_come_late_comes_when_nothing_else_is_left(sampler: Any, temperature: float) -> None:
     """At every temperature: a step writes such a token only if nothing else was drawn anywhere in its row, or
     if it must write so many; without being late, it is written earlier."""
-    late = replace(sampler, choice=Choice(temperature=temperature))
+    late = replace(sampler, params=SamplingParams(temperature=temperature))
     canvas = Canvas(torch.full((64, LENGTH), MASK), tuple(range(64)))
 
     def mean_step(tried: Any) -> float:
@@ -150,7 +155,7 @@ def test_what_is_to_come_late_comes_when_nothing_else_is_left(sampler: Any, temp
         ]
         return sum(when * count for when, count in found) / max(1, sum(count for _, count in found))
 
-    free = replace(late, late=())
+    free = replace(late, delayed_tokens=())
     assert mean_step(late) > mean_step(free) or (temperature == 0 and mean_step(late) >= mean_step(free))
     if not isinstance(sampler, Confidence):
         for before, after in pairwise([canvas.tokens, *late.run(MODEL, canvas)]):

@@ -10,19 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny
-from unmask import Choice
+import tiny_models
+from unmask import SamplingParams
 from unmask.objectives import AnyObjective
 from unmask.sampling import AnySampler, Blockwise, SemiAutoregressive
 from unmask.sampling.canvas import Canvas
 
 PAIRS = [
     pytest.param(sampler, kind(), id=f"{i}-{type(sampler).__name__}-{kind.__name__}")
-    for i, (sampler, kind) in enumerate(itertools.product(tiny.samplers(), tiny.OBJECTIVES))
-    if tiny.fits(sampler, kind())
+    for i, (sampler, kind) in enumerate(itertools.product(tiny_models.all_samplers(), tiny_models.OBJECTIVES))
+    if tiny_models.is_compatible(sampler, kind())
 ]
 
-canvases = st.integers(1, tiny.LENGTH).flatmap(
+canvases = st.integers(1, tiny_models.LENGTH).flatmap(
     lambda length: st.lists(
         st.lists(st.sampled_from([0, 1, 2, 3, 4, 4, 4, 4, 5, 6]), min_size=length, max_size=length),
         min_size=1,
@@ -33,7 +33,7 @@ canvases = st.integers(1, tiny.LENGTH).flatmap(
 
 def last(sampler: AnySampler, objective: AnyObjective, canvas: Canvas, timed: bool = False) -> torch.Tensor:
     z = canvas.tokens
-    for z in sampler.run(tiny.denoiser(objective, timed=timed), canvas):  # noqa: B007
+    for z in sampler.run(tiny_models.tiny_denoiser(objective, timed=timed), canvas):  # noqa: B007
         pass
     return z
 
@@ -49,7 +49,7 @@ def test_every_hole_is_filled_and_nothing_else_changes(
     canvas = Canvas(tokens.clone(), tuple(seed + i for i in range(len(rows))))
     fixed = tokens != mask
     result = tokens
-    for result in sampler.run(tiny.denoiser(objective, timed=timed), canvas):
+    for result in sampler.run(tiny_models.tiny_denoiser(objective, timed=timed), canvas):
         assert torch.equal(result[fixed], tokens[fixed])
     assert not (result == mask).any()
     assert torch.equal(canvas.tokens, tokens), "the caller's canvas is not written on"
@@ -71,7 +71,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
 
 @pytest.mark.parametrize(("sampler", "objective"), PAIRS)
 def test_seeds_decide(sampler: AnySampler, objective: AnyObjective) -> None:
-    blank = torch.full((4, tiny.LENGTH), 4)
+    blank = torch.full((4, tiny_models.LENGTH), 4)
     first = last(sampler, objective, Canvas(blank, (0, 1, 2, 3)))
     again = last(sampler, objective, Canvas(blank, (0, 1, 2, 3)))
     other = last(sampler, objective, Canvas(blank, (4, 5, 6, 7)))
@@ -84,13 +84,17 @@ def test_seeds_decide(sampler: AnySampler, objective: AnyObjective) -> None:
 def test_every_sampler_heeds_its_choice(sampler: AnySampler, objective: AnyObjective) -> None:
     """With top_k = 1, as with temperature 0, the most probable token is written; else others, too."""
 
-    def chosen(choice: Choice) -> torch.Tensor:
+    def chosen(choice: SamplingParams) -> torch.Tensor:
         if isinstance(sampler, SemiAutoregressive | Blockwise):
-            altered: AnySampler = replace(sampler, sampler=replace(sampler.sampler, choice=choice))
+            altered: AnySampler = replace(sampler, sampler=replace(sampler.sampler, params=choice))
         else:
-            altered = replace(sampler, choice=choice)
-        return last(altered, objective, Canvas(torch.full((3, tiny.LENGTH), 4), (0, 1, 2)))
+            altered = replace(sampler, params=choice)
+        return last(altered, objective, Canvas(torch.full((3, tiny_models.LENGTH), 4), (0, 1, 2)))
 
-    cold, narrow, warm = chosen(Choice(temperature=0)), chosen(Choice(top_k=1)), chosen(Choice())
+    cold, narrow, warm = (
+        chosen(SamplingParams(temperature=0)),
+        chosen(SamplingParams(top_k=1)),
+        chosen(SamplingParams()),
+    )
     assert torch.equal(cold, narrow)
     assert not torch.equal(cold, warm)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny
-from unmask import MDLM, SEDD, Autoregression, BlockDiffusion, Denoiser, LanguageModel, ModelConfig, Vocab
+import tiny_models
+from unmask import MDLM, SEDD, BlockDiffusion, Denoiser, LanguageModel, ModelConfig, NextToken, Vocab
 from unmask.objectives import AnyObjective
 from unmask.sampling import (
     Ancestral,
@@ -16,24 +16,24 @@ from unmask.sampling import (
     Blockwise,
     Confidence,
     RandomOrder,
-    Remask,
+    ReMDM,
     SemiAutoregressive,
 )
 from unmask.sampling.blockwise import DualCache, PrefixCache
-from unmask.sampling.canvas import after_prompts
+from unmask.sampling.canvas import prompt_canvas
 
 MASK = 4
 SAMPLERS: dict[str, tuple[AnyObjective, AnySampler | None]] = {
     "default": (MDLM(), None),
     "ancestral": (MDLM(), Ancestral(steps=4)),
-    "remask": (MDLM(), Remask(steps=5)),
+    "remdm": (MDLM(), ReMDM(steps=5)),
     "confidence": (MDLM(), Confidence(steps=3)),
     "in blocks": (MDLM(), Blockwise(3, RandomOrder(steps=2))),
     "prefix cache": (MDLM(), Blockwise(3, Confidence(steps=2), PrefixCache())),
     "dual cache": (MDLM(), Blockwise(2, Confidence(steps=2), DualCache())),
     "SEDD": (SEDD(), Ancestral(steps=4)),
-    "block diffusion": (BlockDiffusion(block=3), None),
-    "blocks of one": (BlockDiffusion(block=1), None),
+    "block diffusion": (BlockDiffusion(block_size=3), None),
+    "blocks of one": (BlockDiffusion(block_size=1), None),
 }
 
 
@@ -42,7 +42,7 @@ SAMPLERS: dict[str, tuple[AnyObjective, AnySampler | None]] = {
 def test_prompts_of_different_lengths_are_gone_on_from_as_alone(
     objective: AnyObjective, sampler: AnySampler | None, timed: bool
 ) -> None:
-    lm = LanguageModel(tiny.denoiser(objective, timed=timed, length=16))
+    lm = LanguageModel(tiny_models.tiny_denoiser(objective, timed=timed, length=16))
     prompts = [[1, 2, 3, 5, 6, 0, 1], [2], [], [5, 5, 5, 5], [0, 1, 2, 3, 5]]
     together = lm.complete(prompts, 6, sampler=sampler, seed=7)
     assert [len(row) for row in together.ids] == [6] * 5
@@ -53,7 +53,7 @@ def test_prompts_of_different_lengths_are_gone_on_from_as_alone(
 
 
 def test_without_a_prompt_the_default_is_to_sample() -> None:
-    lm = LanguageModel(tiny.denoiser(MDLM()))
+    lm = LanguageModel(tiny_models.tiny_denoiser(MDLM()))
     assert lm.complete([[]], 12, seed=3).ids == lm.sample(length=12, seed=3).ids
 
 
@@ -64,7 +64,7 @@ def test_without_a_prompt_the_default_is_to_sample() -> None:
     block=st.one_of(st.none(), st.integers(1, 5)),
 )
 def test_what_is_written_begins_together(lengths: list[int], length: int, block: int | None) -> None:
-    tokens, valid = after_prompts([[1] * n for n in lengths], length, MASK, block)
+    tokens, valid = prompt_canvas([[1] * n for n in lengths], length, MASK, block)
     for row, n in enumerate(lengths):
         text = tokens[row][valid[row]]
         assert text.tolist() == [1] * n + [MASK] * length
@@ -79,7 +79,7 @@ def test_what_is_written_begins_together(lengths: list[int], length: int, block:
 
 
 def test_texts_end_where_they_end() -> None:
-    denoise = tiny.denoiser(MDLM())
+    denoise = tiny_models.tiny_denoiser(MDLM())
     lm = LanguageModel(denoise)
     free = lm.complete([[1, 2]] * 8, 10, seed=1)
     ending = LanguageModel(_with_end(3))
@@ -90,7 +90,7 @@ def test_texts_end_where_they_end() -> None:
 
 
 def _with_end(end: int) -> Denoiser:
-    other = tiny.denoiser(MDLM())
+    other = tiny_models.tiny_denoiser(MDLM())
     config = ModelConfig(Vocab(7, MASK, end), other.config.backbone, MDLM())
     model = config.build().double().eval()
     model.load_state_dict(other.state_dict())
@@ -98,7 +98,7 @@ def _with_end(end: int) -> Denoiser:
 
 
 def test_what_cannot_be_gone_on_from_is_said() -> None:
-    lm = LanguageModel(tiny.denoiser(MDLM()))
+    lm = LanguageModel(tiny_models.tiny_denoiser(MDLM()))
     for prompts, length, words in (
         ([], 3, "no prompt"),
         ([[1]], 0, "must be at least 1; got 0"),
@@ -106,13 +106,13 @@ def test_what_cannot_be_gone_on_from_is_said() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             lm.complete(prompts, length)  # type: ignore[arg-type]
-    window = tiny.denoiser(MDLM()).max_length
+    window = tiny_models.tiny_denoiser(MDLM()).max_length
     assert window is not None
     sliding = SemiAutoregressive(stride=1, sampler=Ancestral(2))
     assert len(lm.complete([[1, 2], [1, 2]], window, sampler=sliding).ids) == 2
-    left_to_right = LanguageModel(tiny.denoiser(Autoregression()))
+    left_to_right = LanguageModel(tiny_models.tiny_denoiser(NextToken()))
     assert len(left_to_right.complete([[1], [2]], 3).ids) == 2
     assert torch.equal(
         left_to_right.complete([[1], [2]], 3).tokens,
-        left_to_right.fill(torch.tensor([[1, MASK, MASK, MASK], [2, MASK, MASK, MASK]])).tokens,
+        left_to_right.generate(torch.tensor([[1, MASK, MASK, MASK], [2, MASK, MASK, MASK]])).tokens,
     )

@@ -8,30 +8,30 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browsing import opened, started
-from served import Served, serving
+from browser import launch_browser, open_page
+from live_server import LiveServer, live_server
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with serving() as served:
+def server() -> Iterator[LiveServer]:
+    with live_server() as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with started() as found:
+    with launch_browser() as found:
         yield found
 
 
 @pytest.fixture
-def page(browser: Browser, server: Served) -> Iterator[Page]:
-    with opened(browser, server.url) as page:
+def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
+    with open_page(browser, server.url) as page:
         yield page
 
 
 @pytest.fixture
-def phone(browser: Browser, server: Served) -> Iterator[Page]:
+def phone(browser: Browser, server: LiveServer) -> Iterator[Page]:
     size: Any = {"width": 375, "height": 667}
-    with opened(browser, server.url, viewport=size, has_touch=True) as page:
+    with open_page(browser, server.url, viewport=size, has_touch=True) as page:
         yield page

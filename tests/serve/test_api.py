@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from served import LENGTH, Served, language_model, serving, until
-from unmask import Ancestral, Autoregression, Choice
+from live_server import LENGTH, LiveServer, language_model, live_server, wait_until
+from unmask import Ancestral, NextToken, SamplingParams
 from unmask.serve.limits import Limits
 
 
@@ -22,27 +22,30 @@ def events(answer: httpx.Response) -> list[tuple[str, Any]]:
     found = []
     for block in answer.text.strip().split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.splitlines())
-        found.append(
-            (lines.get("event", ""), json.loads(lines["data"]) if lines["data"] != "[DONE]" else None)
-        )
+        found.append((lines.get("event", ""), json.loads(lines["data"]) if lines["data"] != "[DONE]" else None))
     return found
 
 
-def test_it_says_how_it_is(server: Served) -> None:
+def test_it_says_how_it_is(server: LiveServer) -> None:
     assert server.http.get("/health").json() == {"status": "alive"}
     assert server.http.get("/ready").json() == {"status": "ready"}
     (model,) = server.http.get("/v1/models").json()["data"]
-    assert (model["id"], model["object"], model["kind"], model["length"]) == ("tiny", "model", "MDLM", LENGTH)
+    assert (model["id"], model["object"], model["objective"], model["max_length"]) == (
+        "tiny",
+        "model",
+        "MDLM",
+        LENGTH,
+    )
     assert model["limits"]["steps"] == Limits().steps
     assert "confidence" in model["samplers"]
 
 
-def test_infilling_is_the_librarys(server: Served) -> None:
+def test_infilling_is_the_librarys(server: LiveServer) -> None:
     template = "abc<mask:5>def<mask>"
     answer = server.post("/v1/infill", template=template, n=3, steps=6, seed=7, top_p=0.8, alternatives=4)
     results = answer.json()["results"]
     lm = language_model()
-    expected = lm.infill(template, n=3, sampler=Ancestral(6, Choice(top_p=0.8)), seed=7)
+    expected = lm.infill(template, n=3, sampler=Ancestral(6, SamplingParams(top_p=0.8)), seed=7)
     assert [result["text"] for result in results] == expected.texts
     assert [result["seed"] for result in results] == [7, 8, 9]
     for result in results:
@@ -58,7 +61,7 @@ def test_infilling_is_the_librarys(server: Served) -> None:
     assert answer.json()["usage"] == {"prompt_tokens": 6, "completion_tokens": 18, "total_tokens": 24}
 
 
-def test_segments_are_a_template_and_a_text_may_contain_the_marks(server: Served) -> None:
+def test_segments_are_a_template_and_a_text_may_contain_the_marks(server: LiveServer) -> None:
     both = [
         server.post("/v1/infill", **request, seed=1, steps=4).json()["results"][0]["text"]
         for request in ({"template": "ab<mask:4>cd"}, {"segments": ["ab", 4, "cd"]})
@@ -69,7 +72,7 @@ def test_segments_are_a_template_and_a_text_may_contain_the_marks(server: Served
     assert "'<'" in refused.json()["error"]["message"]
 
 
-def test_a_stream_tells_every_step_and_ends_with_the_answer(server: Served) -> None:
+def test_a_stream_tells_every_step_and_ends_with_the_answer(server: LiveServer) -> None:
     request = {"template": "ab<mask:6>cd", "n": 2, "steps": 4, "seed": 3, "alternatives": 2}
     answer = server.post("/v1/infill", **request, stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -92,7 +95,7 @@ def test_a_stream_tells_every_step_and_ends_with_the_answer(server: Served) -> N
         assert "".join(filter(None, canvas)) == result["text"] == whole["results"][index]["text"]
 
 
-def test_drafts_are_templates(server: Served) -> None:
+def test_drafts_are_templates(server: LiveServer) -> None:
     told = events(server.post("/v1/infill", template="ab<mask:9>cd", steps=5, seed=2, stream=True))
     drafts = [data["draft"] for name, data in told if name == "step"]
     assert drafts[-1] == told[-1][1]["results"][0]["text"]
@@ -101,7 +104,7 @@ def test_drafts_are_templates(server: Served) -> None:
     assert "<mask" in drafts[0]
 
 
-def test_completions_with_a_suffix_and_several_prompts(server: Served) -> None:
+def test_completions_with_a_suffix_and_several_prompts(server: LiveServer) -> None:
     answer = server.post(
         "/v1/completions", prompt=["ab", "cd"], suffix="ef", max_tokens=5, n=2, steps=4, seed=1, logprobs=2
     ).json()
@@ -120,7 +123,7 @@ def test_completions_with_a_suffix_and_several_prompts(server: Served) -> None:
     assert by_ids.json()["choices"][0]["text"] == f"ab{first['text']}"
 
 
-def test_a_stop_cuts_and_saves_steps(server: Served) -> None:
+def test_a_stop_cuts_and_saves_steps(server: LiveServer) -> None:
     request = {"prompt": "ab", "max_tokens": 30, "steps": 30, "seed": 5, "sampler": "first-hitting"}
     whole = server.post("/v1/completions", **request).json()["choices"][0]["text"]
     stop = whole[4:6]
@@ -132,13 +135,11 @@ def test_a_stop_cuts_and_saves_steps(server: Served) -> None:
     assert chunks[-1]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("sampler", ["default", "remask", "confidence"])
-def test_streamed_completions_add_up_to_the_whole(server: Served, sampler: str) -> None:
+@pytest.mark.parametrize("sampler", ["default", "remdm", "confidence"])
+def test_streamed_completions_add_up_to_the_whole(server: LiveServer, sampler: str) -> None:
     request = {"prompt": "ab", "max_tokens": 12, "n": 2, "steps": 8, "seed": 5, "sampler": sampler}
     whole = [choice["text"] for choice in server.post("/v1/completions", **request).json()["choices"]]
-    told = events(
-        server.post("/v1/completions", **request, stream=True, stream_options={"include_usage": True})
-    )
+    told = events(server.post("/v1/completions", **request, stream=True, stream_options={"include_usage": True}))
     assert told[-1] == ("", None)
     assert told[-2][1]["usage"]["completion_tokens"] == 24
     for index in (0, 1):
@@ -148,7 +149,7 @@ def test_streamed_completions_add_up_to_the_whole(server: Served, sampler: str) 
         assert [chunk["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
-def test_scores_have_errors_and_add_up(server: Served) -> None:
+def test_scores_have_errors_and_add_up(server: LiveServer) -> None:
     text = "abc def abc"
     found = server.post("/v1/score", text=text, draws=64, seed=2).json()
     expected = language_model().score(text, draws=64, seed=2)
@@ -161,8 +162,8 @@ def test_scores_have_errors_and_add_up(server: Served) -> None:
     assert sum(part["nats_per_token"] for part in found["by_time"]) == pytest.approx(found["nats_per_token"])
 
 
-def test_tokens(server: Served) -> None:
-    assert [each["text"] for each in server.post("/v1/tokens", text="a b").json()["tokens"]] == [
+def test_tokens(server: LiveServer) -> None:
+    assert [each["text"] for each in server.post("/v1/tokenize", text="a b").json()["tokens"]] == [
         "a",
         " ",
         "b",
@@ -170,7 +171,7 @@ def test_tokens(server: Served) -> None:
 
 
 def test_an_autoregressive_model_is_served_too() -> None:
-    with serving(language_model(Autoregression())) as server:
+    with live_server(language_model(NextToken())) as server:
         (model,) = server.http.get("/v1/models").json()["data"]
         assert model["samplers"] == ["default"]
         completed = server.post("/v1/completions", prompt="ab", max_tokens=5, seed=1).json()["choices"][0]
@@ -186,7 +187,7 @@ LIMITS = Limits(prompt_tokens=20, max_tokens=12, n=4, steps=50, draws=64, altern
 
 @pytest.fixture(scope="module")
 def strict() -> Any:
-    with serving(limits=LIMITS) as served:
+    with live_server(limits=LIMITS) as served:
         yield served
 
 
@@ -215,7 +216,7 @@ def strict() -> Any:
     ],
 )
 def test_too_much_gets_a_sentence(
-    strict: Served, path: str, body: dict[str, Any], param: str | None, told: str
+    strict: LiveServer, path: str, body: dict[str, Any], param: str | None, told: str
 ) -> None:
     answer = strict.post(f"/v1/{path}", **body)
     assert answer.status_code == 400
@@ -224,7 +225,7 @@ def test_too_much_gets_a_sentence(
     assert told in problem["message"]
 
 
-def test_a_canvas_longer_than_the_model(server: Served) -> None:
+def test_a_canvas_longer_than_the_model(server: LiveServer) -> None:
     answer = server.post("/v1/infill", template="abc<mask:46>")
     assert answer.status_code == 400
     problem = answer.json()["error"]
@@ -234,7 +235,7 @@ def test_a_canvas_longer_than_the_model(server: Served) -> None:
 
 
 def test_while_the_model_is_loading() -> None:
-    with serving(ready=False) as server:
+    with live_server(ready=False) as server:
         assert server.http.get("/health").status_code == 200
         for answer in (
             server.http.get("/ready"),
@@ -246,9 +247,9 @@ def test_while_the_model_is_loading() -> None:
             assert int(answer.headers["retry-after"]) > 0
 
 
-def slowly(server: Served, seconds: float) -> None:
+def slowly(server: LiveServer, seconds: float) -> None:
     """Calls of the network take so long from now on."""
-    model = server.service.model.denoise
+    model = server.service.model.denoiser
     inner = model.forward
 
     def forward(*inputs: Any, **context: Any) -> Any:
@@ -258,27 +259,25 @@ def slowly(server: Served, seconds: float) -> None:
     model.forward = forward
 
 
-def running(server: Served) -> float:
-    (line,) = (
-        x for x in server.http.get("/metrics").text.splitlines() if x.startswith("unmask_running_rows ")
-    )
+def running(server: LiveServer) -> float:
+    (line,) = (x for x in server.http.get("/metrics").text.splitlines() if x.startswith("unmask_running_sequences "))
     return float(line.split()[1])
 
 
 def test_a_late_answer_is_504_and_in_a_stream_an_event() -> None:
-    with serving() as server:
+    with live_server() as server:
         slowly(server, 0.05)
         request = {"template": "<mask:40>", "steps": 40, "timeout": 1}
         answer = server.post("/v1/infill", **request)
         assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout")
         told = events(server.post("/v1/infill", **request, stream=True))
         assert told[-1][0] == "error"
-        until(lambda: running(server) == 0)
+        wait_until(lambda: running(server) == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_rows(stream: bool) -> None:
-    with serving() as server:
+    with live_server() as server:
         slowly(server, 0.1)
         body = {"template": "<mask:40>", "sampler": "first-hitting", "n": 3, "stream": stream}
 
@@ -295,13 +294,13 @@ def test_a_client_that_goes_away_frees_its_rows(stream: bool) -> None:
 
         thread = threading.Thread(target=leave)
         thread.start()
-        until(lambda: running(server) == 3)
+        wait_until(lambda: running(server) == 3)
         thread.join()
-        until(lambda: running(server) == 0, seconds=2)  # forty calls would take four
+        wait_until(lambda: running(server) == 0, seconds=2)  # forty calls would take four
 
 
 def test_a_full_server_says_when_to_come_back() -> None:
-    with serving(rows=1, queue=2) as server:
+    with live_server(max_batch=1, max_queue=2) as server:
         slowly(server, 0.1)
         body = {"template": "<mask:8>", "sampler": "first-hitting"}
         codes: list[int] = []
@@ -333,12 +332,12 @@ def test_a_full_server_says_when_to_come_back() -> None:
     ],
 )
 def test_what_breaks_inside_is_told_as_well(error: Exception, status: int, told: str) -> None:
-    with serving() as server:
+    with live_server() as server:
 
         def forward(*_: Any, **__: Any) -> Any:
             raise error
 
-        server.service.model.denoise.forward = forward  # type: ignore[method-assign]
+        server.service.model.denoiser.forward = forward  # type: ignore[method-assign]
         whole = server.post("/v1/infill", template="a<mask>")
         (*_, (name, streamed)) = events(server.post("/v1/infill", template="a<mask>", stream=True))
         assert (whole.status_code, name) == (status, "error")
@@ -347,7 +346,7 @@ def test_what_breaks_inside_is_told_as_well(error: Exception, status: int, told:
         assert server.http.get("/ready").status_code == 200
 
 
-def test_metrics_count(server: Served) -> None:
+def test_metrics_count(server: LiveServer) -> None:
     before = server.http.get("/metrics").text
     server.post("/v1/infill", template="ab<mask:5>", n=2, steps=3)
     server.http.get("/nowhere")
@@ -356,15 +355,15 @@ def test_metrics_count(server: Served) -> None:
     def value(text: str, name: str) -> float:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
-    assert value(after, "unmask_tokens_total") == value(before, "unmask_tokens_total") + 10
-    assert value(after, "unmask_network_calls_total") > value(before, "unmask_network_calls_total")
+    assert value(after, "unmask_generated_tokens_total") == value(before, "unmask_generated_tokens_total") + 10
+    assert value(after, "unmask_forward_passes_total") > value(before, "unmask_forward_passes_total")
     assert 'unmask_requests_total{route="/v1/infill",status="200"}' in after
     assert 'route="other",status="404"' in after
     assert "nowhere" not in after
     assert "unmask_request_seconds_bucket" in after
 
 
-def test_the_api_describes_itself(server: Served) -> None:
+def test_the_api_describes_itself(server: LiveServer) -> None:
     page = server.http.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     for path in ("/v1/infill", "/v1/completions", "/v1/score", "/v1/models", "/metrics"):

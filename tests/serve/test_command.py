@@ -18,17 +18,17 @@ import httpx
 import pytest
 
 import unmask
-from served import language_model, until
+from live_server import language_model, wait_until
 from unmask import DiTConfig, LanguageModel, Tokenizer
 from unmask.serve.limits import Limits
-from unmask.serve.run import is_loopback, listen
+from unmask.serve.server import _bind_socket, _is_loopback
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("serve") / "small"
-    lm = LanguageModel.new(
-        DiTConfig(width=32, depth=2, heads=2, length=256), unmask.MDLM(), Tokenizer.bytes()
+    lm = LanguageModel.from_config(
+        DiTConfig(width=32, depth=2, heads=2, max_length=256), unmask.MDLM(), Tokenizer.bytes()
     )
     unmask.save(lm, path)
     return path
@@ -52,7 +52,7 @@ def started(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         line = process.stderr.readline()
         found = re.search(r"http://\S+?(?=/)", line)
         assert found, line
-        until(lambda: _ready(found[0]))
+        wait_until(lambda: _ready(found[0]))
         yield process, found[0]
     finally:
         process.kill()
@@ -80,11 +80,9 @@ def test_sigterm_finishes_what_has_begun(folder: Path) -> None:
     with started(str(folder)) as (process, url):
         answers: list[httpx.Response] = []
         body = {"template": "<mask:250>", "sampler": "first-hitting", "seed": 1, "n": 2}
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60))
-        )
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60)))
         asking.start()
-        until(lambda: "unmask_running_rows 2.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: "unmask_running_sequences 2.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
         asking.join()
         assert answers[0].status_code == 200
@@ -93,7 +91,7 @@ def test_sigterm_finishes_what_has_begun(folder: Path) -> None:
 
 
 def test_impatience_ends_it_all_the_same(folder: Path) -> None:
-    with started(str(folder), "--patience", "1") as (process, url):
+    with started(str(folder), "--shutdown-timeout", "1") as (process, url):
         body = {"template": "<mask:250>", "sampler": "first-hitting", "n": 16}
 
         def ask() -> None:
@@ -102,7 +100,7 @@ def test_impatience_ends_it_all_the_same(folder: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until(lambda: "unmask_running_rows 16.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: "unmask_running_sequences 16.0" in httpx.get(f"{url}/metrics").text)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(20)
@@ -124,7 +122,7 @@ def test_what_cannot_be_served_is_not_announced(folder: Path, tmp_path: Path) ->
     assert (process.returncode, out) == (2, "")
     assert "http://" not in err
     for patience in ("-1", "nan", "inf"):
-        assert "seconds from 0 on" in refused(str(folder), f"--patience={patience}")
+        assert "seconds from 0 on" in refused(str(folder), f"--shutdown-timeout={patience}")
     assert "'my.site' is no origin" in refused(str(folder), "--allow-origin", "my.site")
 
 
@@ -133,7 +131,7 @@ def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     assert "needs a token" in refused(str(folder), "--host", "0.0.0.0", "--port", "0", UNMASK_TOKEN="")
     assert "no address" in refused(str(folder), "--host", "no.such.host.invalid", "--token", "x")
     assert "from 0 to 65535" in refused(str(folder), "--port", "65536")
-    unmask.save(LanguageModel(language_model().denoise.float()), tmp_path / "ids")
+    unmask.save(LanguageModel(language_model().denoiser.float()), tmp_path / "ids")
     assert "has no tokenizer.json" in refused(str(tmp_path / "ids"), "--port", "0")
 
 
@@ -155,14 +153,14 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
         local = f"http://127.0.0.1:{port}/v1/models"
         assert httpx.get(local).status_code == 401
         key = {"Authorization": "Bearer x"}
-        until(lambda: httpx.get(local, headers=key).status_code == 200)  # once the model is there
+        wait_until(lambda: httpx.get(local, headers=key).status_code == 200)  # once the model is there
         assert httpx.get(local, headers={**key, "Host": "other.name"}).status_code == 200
         assert httpx.get(local, headers={**key, "Host": "another.name"}).status_code == 400
 
 
 def test_answers_do_not_wait_for_more_to_send() -> None:
     """asyncio switches Nagle's algorithm off only on sockets that say they are TCP."""
-    with listen("127.0.0.1", 0) as listening:
+    with _bind_socket("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
 
 
@@ -172,24 +170,24 @@ def test_limits_are_limits() -> None:
 
 
 def test_loopback() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+    assert all(map(_is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
+    assert not any(map(_is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
 
 
 NEVER = """
 import sys, threading
 from unmask import load
 from unmask.serve.limits import Limits
-from unmask.serve.run import serve
+from unmask.serve.server import serve
 from unmask.serve.service import Service
 
 def never():
     lm = load(sys.argv[1])
-    lm.denoise.forward = lambda *_, **__: threading.Event().wait()
+    lm.denoiser.forward = lambda *_, **__: threading.Event().wait()
     return lm
 
 service = Service("never", Limits())
-serve(service, never, "127.0.0.1", 0, patience=0.5, told=lambda line: print(line, flush=True))
+serve(service, never, "127.0.0.1", 0, shutdown_timeout=0.5, log=lambda line: print(line, flush=True))
 """
 
 
@@ -202,14 +200,12 @@ def test_sigterm_ends_a_server_whose_engine_does_not_answer(folder: Path) -> Non
         found = re.search(r"http://\S+?(?=/)", process.stdout.readline())
         assert found
         url = found[0]
-        until(lambda: _ready(url))
+        wait_until(lambda: _ready(url))
         answers: list[httpx.Response] = []
         body = {"template": "<mask>", "stream": True}
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60))
-        )
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60)))
         asking.start()
-        until(lambda: "unmask_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: "unmask_running_sequences 1.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=20)
         asking.join()
@@ -221,14 +217,14 @@ def test_sigterm_ends_a_server_whose_engine_does_not_answer(folder: Path) -> Non
 
 
 def test_a_stream_beyond_patience_ends_with_an_error(folder: Path) -> None:
-    with started(str(folder), "--patience", "1") as (process, url):
+    with started(str(folder), "--shutdown-timeout", "1") as (process, url):
         body = {"template": "<mask:250>", "sampler": "first-hitting", "n": 16, "stream": True}
         texts: list[str] = []
         asking = threading.Thread(
             target=lambda: texts.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60).text)
         )
         asking.start()
-        until(lambda: "unmask_running_rows 16.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: "unmask_running_sequences 16.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
         asking.join()
         assert process.wait(20) == 0

@@ -13,23 +13,23 @@ from typing import Any
 import httpx
 import pytest
 
-from served import Served, serving, until
-from unmask.serve.connection import Connection, most_connections
-from unmask.serve.service import Ticket
+from live_server import LiveServer, live_server, wait_until
+from unmask.serve.connection import Connection, _max_connections
+from unmask.serve.service import RequestHandle
 
 HEAD = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "abc", "draws": 16}'
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     monkeypatch.setattr(Connection, "head_seconds", 0.5)
     monkeypatch.setattr(Connection, "body_seconds", 0.5)
-    with serving() as served:
+    with live_server() as served:
         yield served
 
 
-def connected(server: Served) -> socket.socket:
+def connected(server: LiveServer) -> socket.socket:
     host, _, port = server.url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=20)
 
@@ -53,7 +53,7 @@ def rest(connection: socket.socket) -> bytes:
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\n{", b"the body of a request must arrive"),
     ],
 )
-def test_half_a_request_is_not_waited_for(hasty: Served, sent: bytes, told: bytes) -> None:
+def test_half_a_request_is_not_waited_for(hasty: LiveServer, sent: bytes, told: bytes) -> None:
     with connected(hasty) as connection:
         connection.sendall(sent)
         answer = rest(connection)
@@ -62,7 +62,7 @@ def test_half_a_request_is_not_waited_for(hasty: Served, sent: bytes, told: byte
     assert hasty.http.get("/ready").status_code == 200
 
 
-def test_byte_by_byte_is_too_slow_as_well(hasty: Served) -> None:
+def test_byte_by_byte_is_too_slow_as_well(hasty: LiveServer) -> None:
     with connected(hasty) as connection:
         began = time.monotonic()
         slow = b"\r\n" * 4 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100
@@ -77,14 +77,14 @@ def _drip(connection: socket.socket, sent: bytes) -> None:
         time.sleep(0.05)
 
 
-def test_a_get_with_half_a_body_is_closed_too(hasty: Served) -> None:
+def test_a_get_with_half_a_body_is_closed_too(hasty: LiveServer) -> None:
     with connected(hasty) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
         assert rest(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_long_answers_and_several_requests_on_a_connection_are_fine(hasty: Served) -> None:
-    model = hasty.service.model.denoise
+def test_long_answers_and_several_requests_on_a_connection_are_fine(hasty: LiveServer) -> None:
+    model = hasty.service.model.denoiser
     inner = model.forward
 
     def slowly(*given: object, **named: object) -> object:
@@ -102,8 +102,8 @@ def test_long_answers_and_several_requests_on_a_connection_are_fine(hasty: Serve
 
 
 def test_where_there_are_too_many_the_idle_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "most", 20)
-    with serving() as server:
+    monkeypatch.setattr(Connection, "max_connections", 20)
+    with live_server() as server:
         crowd = [connected(server) for _ in range(60)]
         try:
             for each in crowd:
@@ -118,9 +118,9 @@ def test_where_there_are_too_many_the_idle_ones_go(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_is_being_answered_is_not_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "most", 2)
-    with serving() as server:
-        model, gate = server.service.model.denoise, threading.Event()
+    monkeypatch.setattr(Connection, "max_connections", 2)
+    with live_server() as server:
+        model, gate = server.service.model.denoiser, threading.Event()
         inner = model.forward
 
         def waiting(*given: object, **named: object) -> object:
@@ -129,13 +129,13 @@ def test_who_is_being_answered_is_not_sent_away(monkeypatch: pytest.MonkeyPatch)
 
         model.forward = waiting  # type: ignore[method-assign]
         codes: list[int] = []
-        url, ticket, begun = f"{server.url}/v1/score", server.service.ticket, []
+        url, ticket, begun = f"{server.url}/v1/score", server.service.submit, []
 
-        def counted(*given: Any, **named: Any) -> Ticket:
+        def counted(*given: Any, **named: Any) -> RequestHandle:
             begun.append(ticket(*given, **named))
             return begun[-1]
 
-        monkeypatch.setattr(server.service, "ticket", counted)
+        monkeypatch.setattr(server.service, "submit", counted)
 
         def ask() -> None:
             codes.append(httpx.post(url, json=json.loads(BODY), timeout=30).status_code)
@@ -143,7 +143,7 @@ def test_who_is_being_answered_is_not_sent_away(monkeypatch: pytest.MonkeyPatch)
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for number, thread in enumerate(threads, start=1):
             thread.start()
-            until(lambda number=number: len(begun) == number)  # type: ignore[misc]
+            wait_until(lambda number=number: len(begun) == number)  # type: ignore[misc]
         with connected(server) as connection:
             assert b"all 2 connections of this server are in use" in rest(connection)
         gate.set()
@@ -152,7 +152,7 @@ def test_who_is_being_answered_is_not_sent_away(monkeypatch: pytest.MonkeyPatch)
         assert codes == [200, 200]
 
 
-def test_two_lengths_are_none(hasty: Served) -> None:
+def test_two_lengths_are_none(hasty: LiveServer) -> None:
     smuggled = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connected(hasty) as connection:
         both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -164,5 +164,5 @@ def test_two_lengths_are_none(hasty: Served) -> None:
 
 
 def test_the_number_follows_the_systems() -> None:
-    assert 16 <= most_connections(10**9) <= 10**9
-    assert most_connections(100) <= 100
+    assert 16 <= _max_connections(10**9) <= 10**9
+    assert _max_connections(100) <= 100

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from served import language_model, serving
-from unmask import Autoregression, BlockDiffusion, Tokenizer
-from unmask.data.tokenizer import named
+from live_server import language_model, live_server
+from unmask import BlockDiffusion, NextToken, Tokenizer
+from unmask.data.tokenizers.tokenizer import get_tokenizer
 from unmask.objectives import AnyObjective, UniformDiffusion
-from unmask.sampling.canvas import segments
-from unmask.serve.examples import examples
+from unmask.sampling.canvas import parse_template
+from unmask.serve.examples import example_templates
 
 
 def bpe(*texts: str) -> Tokenizer:
@@ -35,9 +35,9 @@ def prose() -> Tokenizer:
     [
         (code(), {"Class", "Function"}),
         (prose(), {"Story", "Article"}),
-        (named("bytes"), {"Class"}),
-        (named("text8"), {"Letters"}),
-        (named("dna"), {"DNA"}),
+        (get_tokenizer("bytes"), {"Class"}),
+        (get_tokenizer("text8"), {"Letters"}),
+        (get_tokenizer("dna"), {"DNA"}),
         (Tokenizer.characters("ACDEFGHIKLMNPQRSTVWY"), {"Protein"}),
         (Tokenizer.characters("αβγ"), {"Tokens"}),
         (Tokenizer.characters("+-"), {"Tokens"}),
@@ -46,10 +46,10 @@ def prose() -> Tokenizer:
 )
 @pytest.mark.parametrize("length", [1, 7, 48, 1024])
 def test_the_kind_and_length_of_a_text_fit(tokenizer: Tokenizer, names: set[str], length: int) -> None:
-    found = examples(tokenizer, length)
+    found = example_templates(tokenizer, length)
     assert found[0].name in names
     for example in found:
-        pieces = segments(example.template)
+        pieces = parse_template(example.template)
         sizes = [piece if isinstance(piece, int) else len(tokenizer.encode(str(piece))) for piece in pieces]
         assert 1 <= sum(sizes) <= length
         assert any(isinstance(piece, int) for piece in pieces)
@@ -59,14 +59,14 @@ def test_the_kind_and_length_of_a_text_fit(tokenizer: Tokenizer, names: set[str]
 @pytest.mark.parametrize(
     ("objective", "sampler"),
     [
-        (Autoregression(), "autoregressive"),
-        (BlockDiffusion(block=5), "blockwise"),
+        (NextToken(), "autoregressive"),
+        (BlockDiffusion(block_size=5), "blockwise"),
         (UniformDiffusion(), "uniform-ancestral"),
     ],
     ids=["autoregression", "blocks", "uniform"],
 )
 def test_models_of_all_kinds_fill_their_examples(objective: AnyObjective, sampler: str) -> None:
-    with serving(language_model(objective)) as served:
+    with live_server(language_model(objective)) as served:
         (model,) = served.http.get("/v1/models").json()["data"]
         assert model["default_sampler"] == sampler
         for example in model["examples"]:
@@ -76,8 +76,8 @@ def test_models_of_all_kinds_fill_their_examples(objective: AnyObjective, sample
 
 def test_ids_may_be_given_between_holes() -> None:
     lm = language_model()
-    mask = lm.vocab.mask
-    with serving(lm) as served:
+    mask = lm.vocab.mask_id
+    with live_server(lm) as served:
         (found,) = served.post("/v1/infill", segments=["ab", 2, [5, 4], 3], seed=7, steps=4).json()["results"]
         assert found["text"] == lm.infill(["ab", 2, [5, 4], 3], sampler=lm.default_sampler(4), seed=7).text
         assert found["text"][4:6] == lm.tokenizer.decode([5, 4]) if lm.tokenizer else False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from served import Served, language_model, serving
+from live_server import LiveServer, language_model, live_server
 from unmask import Ancestral
 from unmask.serve.limits import Limits
 
@@ -15,7 +15,7 @@ from unmask.serve.limits import Limits
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
     with (
-        serving(token="secret", limits=Limits(steps=100)) as server,
+        live_server(token="secret", limits=Limits(steps=100)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as found,
     ):
         yield found
@@ -66,7 +66,7 @@ def test_streams(client: openai.OpenAI) -> None:
     assert drafts[-1] == f"ab{whole}"
 
 
-def test_errors_are_the_clients_own(client: openai.OpenAI, server: Served) -> None:
+def test_errors_are_the_clients_own(client: openai.OpenAI, server: LiveServer) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here"):
         client.completions.create(model="gpt-9", prompt="ab")
     with pytest.raises(openai.BadRequestError, match="this server allows steps up to 100; got 101"):

@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browsing import TEXT, picture, select, settle, texts
-from served import Served, language_model, serving
-from unmask import Ancestral, Choice
+from browser import TEXT, candidate_texts, screenshot, select_text, set_options
+from live_server import LiveServer, language_model, live_server
+from unmask import Ancestral, SamplingParams
 
 
-def test_words_become_holes_and_are_filled(page: Page, server: Served) -> None:
+def test_words_become_holes_and_are_filled(page: Page, server: LiveServer) -> None:
     page.fill("#text", TEXT)
-    select(page, "#text", 4, 8)
+    select_text(page, "#text", 4, 8)
     page.click("#make-hole")
     expect(page.locator("#text")).to_have_value("abc <mask:4> beef abc")
-    select(page, "#text", 13, 17)
+    select_text(page, "#text", 13, 17)
     page.keyboard.press("Control+m")
     expect(page.locator("#text")).to_have_value("abc <mask:4> <mask:4> abc")
-    settle(page)
+    set_options(page)
     page.click("#go")
     expect(page.locator("#write-status")).to_contain_text("done in")
-    sampler = Ancestral(5, Choice(top_p=0.95))
+    sampler = Ancestral(5, SamplingParams(top_p=0.95))
     expected = language_model().infill("abc <mask:4> <mask:4> abc", sampler=sampler, seed=3).text
-    assert texts(page) == [expected]
+    assert candidate_texts(page) == [expected]
     assert page.locator(".token.mask").count() == 0
-    picture(page, "filled")
+    screenshot(page, "filled")
 
     # Back to the beginning and forth again, by keyboard.
     end = int(page.locator("#scrub").get_attribute("max") or 0)
@@ -41,7 +41,7 @@ def test_words_become_holes_and_are_filled(page: Page, server: Served) -> None:
     first = page.locator(".token.fresh").count()
     assert first > 0
     assert page.locator(".token.mask").count() == 8 - first
-    picture(page, "first step")
+    screenshot(page, "first step")
     page.click("#play")
     expect(page.locator("#scrub-label")).to_have_text(f"step {end} of {end}")
     expect(page.locator("#play")).to_have_text("Play")
@@ -53,7 +53,7 @@ def test_words_become_holes_and_are_filled(page: Page, server: Served) -> None:
     told = page.locator("#detail").text_content()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#detail")).not_to_have_text(told or "")
-    picture(page, "alternatives")
+    screenshot(page, "alternatives")
 
     # The command gives the same text.
     page.click("#terminal summary")
@@ -70,14 +70,14 @@ def test_candidates_stand_side_by_side(page: Page) -> None:
     page.check("[value=nothing]")
     assert page.locator("#text").is_hidden()
     page.fill("#length", "20")
-    settle(page, n=3)
+    set_options(page, n=3)
     page.click("#go")
     expect(page.locator("#write-status")).to_contain_text("done in")
-    expected = language_model().sample(3, 20, sampler=Ancestral(5, Choice(top_p=0.95)), seed=3).texts
-    assert texts(page) == expected
+    expected = language_model().sample(3, 20, sampler=Ancestral(5, SamplingParams(top_p=0.95)), seed=3).texts
+    assert candidate_texts(page) == expected
     boxes = [card.bounding_box() for card in page.locator(".candidate").all()]
     assert len({box["x"] for box in boxes if box}) > 1
-    picture(page, "candidates")
+    screenshot(page, "candidates")
 
 
 def test_a_text_is_continued(page: Page) -> None:
@@ -85,17 +85,17 @@ def test_a_text_is_continued(page: Page) -> None:
     page.fill("#text", "abc ")
     page.fill("#length", "10")
     page.select_option("#sampler", "confidence")
-    settle(page)
+    set_options(page)
     page.click("#go")
     expect(page.locator("#write-status")).to_contain_text("done in 5 steps")
-    (written,) = texts(page)
+    (written,) = candidate_texts(page)
     assert written.startswith("abc ")
     assert len(written) == 14
 
 
 def test_stop_frees_the_row(browser: Browser) -> None:
-    with serving() as slow:
-        inner = slow.service.model.denoise.forward
+    with live_server() as slow:
+        inner = slow.service.model.denoiser.forward
 
         def forward(*inputs: Any, **context: Any) -> Any:
             import time
@@ -103,7 +103,7 @@ def test_stop_frees_the_row(browser: Browser) -> None:
             time.sleep(0.1)
             return inner(*inputs, **context)
 
-        slow.service.model.denoise.forward = forward  # type: ignore[method-assign]
+        slow.service.model.denoiser.forward = forward  # type: ignore[method-assign]
         page = browser.new_page()
         page.goto(slow.url)
         expect(page.locator("#model")).to_contain_text("tiny")
@@ -131,7 +131,7 @@ def test_a_text_is_scored(page: Page) -> None:
     assert page.locator("#by-time rect").count() == 20
     page.locator("#surprise .token").nth(2).focus()
     expect(page.locator("#surprise-detail")).to_contain_text("nats")
-    picture(page, "score")
+    screenshot(page, "score")
 
 
 def test_keyboard_alone_is_enough(page: Page) -> None:
@@ -145,7 +145,7 @@ def test_keyboard_alone_is_enough(page: Page) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.type("abc ")
     page.keyboard.type("<mask:3>")
-    settle(page)
+    set_options(page)
     page.focus("#seed")
     page.keyboard.press("Enter")
     expect(page.locator("#write-status")).to_contain_text("done in")
@@ -175,24 +175,22 @@ def test_everything_has_a_name(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_and_the_dark(browser: Browser, server: Served, scheme: Any) -> None:
+def test_a_phone_and_the_dark(browser: Browser, server: LiveServer, scheme: Any) -> None:
     page = browser.new_page(viewport={"width": 375, "height": 740}, color_scheme=scheme)
     page.goto(server.url)
     expect(page.locator("#model")).to_contain_text("tiny")
     page.fill("#text", "abc<mask:9>def<mask:5>")
-    settle(page, n=2)
+    set_options(page, n=2)
     page.click("#go")
     expect(page.locator("#write-status")).to_contain_text("done in")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    picture(page, f"phone {scheme}")
+    screenshot(page, f"phone {scheme}")
     page.click("#tab-score")
     page.fill("#score-text", TEXT)
     page.click("#score-go")
     expect(page.locator("#figures dd")).to_have_count(3)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    ground, ink = (
-        page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color")
-    )
+    ground, ink = (page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color"))
     assert _contrast(ground, ink) > 7
     page.close()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from unmask.distributed import Distributed
 from unmask.training import checkpoint
-from unmask.training.log import Log
-from unmask.world import World
+from unmask.training.logger import TrainingLogger
 
 
 def saved(folder: Path, *steps: int) -> list[Path]:
-    return [checkpoint.save(folder, step, {"w": torch.ones(4)}, {"step": step}, World()) for step in steps]
+    return [checkpoint.save(folder, step, {"w": torch.ones(4)}, {"step": step}, Distributed()) for step in steps]
 
 
 def damage(path: Path) -> None:
@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
 def test_a_manifest_that_lists_nothing_is_not_whole(tmp_path: Path, contents: str) -> None:
     _, last = saved(tmp_path, 1, 2)
     (last / "manifest.json").write_text(contents)
-    path, skipped = checkpoint.newest(tmp_path)
+    path, skipped = checkpoint.latest(tmp_path)
     assert path == tmp_path / "step-00000001"
     assert str(last) in skipped[0]
     assert "damaged" in skipped[0]
@@ -48,30 +48,30 @@ def test_a_manifest_that_lacks_a_file_is_not_whole(tmp_path: Path, lost: str, fi
     (only / "manifest.json").write_text(json.dumps(sums))
     if file_too:
         (only / lost).unlink()
-    assert checkpoint.problem(only) == f"{only / 'manifest.json'} is damaged: it says nothing of {lost}"
+    assert checkpoint.integrity_error(only) == f"{only / 'manifest.json'} is damaged: it says nothing of {lost}"
 
 
 def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     """Two damaged ones that are the newest push out nothing, and go when there are enough newer ones."""
     for damaged in saved(tmp_path, 1, 2, 7, 8)[2:]:
         damage(damaged)
-    checkpoint.rotate(tmp_path, 2, set())
+    checkpoint.delete_old(tmp_path, 2, set())
     assert names(tmp_path) == [f"step-{step:08d}" for step in (1, 2, 7, 8)]
     saved(tmp_path, 3)
-    checkpoint.rotate(tmp_path, 2, set())
+    checkpoint.delete_old(tmp_path, 2, set())
     assert names(tmp_path) == [f"step-{step:08d}" for step in (2, 3, 7, 8)]
     saved(tmp_path, 9, 10)
-    checkpoint.rotate(tmp_path, 2, set())
+    checkpoint.delete_old(tmp_path, 2, set())
     assert names(tmp_path) == ["step-00000009", "step-00000010"]
 
 
 def test_a_checkpoint_is_read_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known: set[Path] = set()
-    real, read = checkpoint.problem, list[str]()
+    real, read = checkpoint.integrity_error, list[str]()
     saved(tmp_path, 1, 2)
-    monkeypatch.setattr(checkpoint, "problem", lambda path: (read.append(path.name), real(path))[1])
-    checkpoint.rotate(tmp_path, 2, known)
-    checkpoint.rotate(tmp_path, 2, known)
+    monkeypatch.setattr(checkpoint, "_integrity_error", lambda path: (read.append(path.name), real(path))[1])
+    checkpoint.delete_old(tmp_path, 2, known)
+    checkpoint.delete_old(tmp_path, 2, known)
     assert read == ["step-00000002", "step-00000001"]
 
 
@@ -81,14 +81,14 @@ def test_a_link_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "step-00000001").symlink_to(moved)
     (folder / "step-00000000").symlink_to(tmp_path / "nowhere")
-    assert checkpoint.newest(folder) == (folder / "step-00000001", [])
+    assert checkpoint.latest(folder) == (folder / "step-00000001", [])
     saved(folder, 2, 3)
-    checkpoint.rotate(folder, 2, set())
+    checkpoint.delete_old(folder, 2, set())
     assert names(folder) == ["step-00000002", "step-00000003"]
-    assert checkpoint.problem(moved) is None
+    assert checkpoint.integrity_error(moved) is None
     (folder / "step-00000004").symlink_to(tmp_path / "nowhere")
     saved(folder, 4)
-    assert checkpoint.newest(folder) == (folder / "step-00000004", [])
+    assert checkpoint.latest(folder) == (folder / "step-00000004", [])
 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for where in ("torch.distributed.checkpoint.filesystem.torch.save", "unmask.training.checkpoint.sync"):
+    for where in ("torch.distributed.checkpoint.filesystem.torch.save", "unmask.training.checkpoint.fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(where, full)
             with pytest.raises(OSError, match="No space left on device") as error:
@@ -109,7 +109,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_killed_processes_left_is_swept_up(tmp_path: Path) -> None:
     (tmp_path / ".step-00000007.writing").mkdir()
     saved(tmp_path, 1)
-    checkpoint.sweep(tmp_path)
+    checkpoint.remove_leftovers(tmp_path)
     assert names(tmp_path) == ["step-00000001"]
 
 
@@ -129,7 +129,7 @@ def test_broken_lines_lock_nobody_out(tmp_path: Path) -> None:
     broken = [b"\xff\xfe\n", b"[1]\n", b"1\n", b'{"loss": 1}\n', b'{"step": "x"}\n', b"[" * 9999 + b"\n"]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(good + b"".join(broken) + good + late + b'{"step": 3, "lo')
-    with Log(tmp_path, 10, 4):
+    with TrainingLogger(tmp_path, 10, 4):
         pass
     assert file.read_bytes() == good + good
     assert names(tmp_path) == ["metrics.jsonl"]

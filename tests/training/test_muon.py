@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from unmask.training.muon import MuonOptimizer, _iterated, orthogonal
+from unmask.training.muon import MuonOptimizer, _newton_schulz, _orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (20, 90), (90, 20)])
 def test_singular_values_come_near_one_and_directions_stay(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    result = orthogonal(matrix)
+    result = _orthogonalize(matrix)
     values = torch.linalg.svdvals(result)
     assert result.shape == shape
     assert 0.5 < values.min() <= values.max() < 1.3
@@ -53,9 +53,7 @@ def test_only_matrices() -> None:
 
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e5])
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (16, 24)])
-def test_long_matrices_are_iterated_through_their_gram_matrix(
-    shape: tuple[int, int], condition: float
-) -> None:
+def test_long_matrices_are_iterated_through_their_gram_matrix(shape: tuple[int, int], condition: float) -> None:
     """In float32 as in float64, and as well for matrices that are almost singular."""
     generator = torch.Generator().manual_seed(0)
     short = min(shape)
@@ -64,7 +62,7 @@ def test_long_matrices_are_iterated_through_their_gram_matrix(
     sizes = torch.logspace(0, -math.log10(condition), short, dtype=torch.float64)
     matrix = left * sizes @ right.mT
     x = matrix.mT if shape[0] > shape[1] else matrix
-    expected = _iterated(x / x.norm(), 5)
+    expected = _newton_schulz(x / x.norm(), 5)
     expected = expected.mT if shape[0] > shape[1] else expected
-    torch.testing.assert_close(orthogonal(matrix), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(orthogonal(matrix.float()).double(), expected, rtol=0, atol=0.01)
+    torch.testing.assert_close(_orthogonalize(matrix), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(_orthogonalize(matrix.float()).double(), expected, rtol=0, atol=0.01)

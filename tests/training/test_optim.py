@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from unmask.training.optim import Ema, scale_and_clip
+from unmask.training.optim import EMA, scale_and_clip_grads
 
 
 def parameters(sizes: tuple[float, ...]) -> list[nn.Parameter]:
@@ -21,7 +21,7 @@ def parameters(sizes: tuple[float, ...]) -> list[nn.Parameter]:
 @pytest.mark.parametrize("clip", [0.5, 1e3])
 def test_scaling_and_clipping_is_what_torch_does_in_two_passes(clip: float) -> None:
     ours, theirs = parameters((1.0, -4.0)), parameters((1.0, -4.0))
-    norm = scale_and_clip(ours, 0.25, clip)
+    norm = scale_and_clip_grads(ours, 0.25, clip)
     for parameter in theirs:
         assert parameter.grad is not None
         parameter.grad.mul_(0.25)
@@ -32,23 +32,23 @@ def test_scaling_and_clipping_is_what_torch_does_in_two_passes(clip: float) -> N
 
 def test_what_is_not_finite_is_told_and_left() -> None:
     ours = parameters((1.0, math.nan))
-    assert math.isnan(scale_and_clip(ours, 0.25, 1.0))
+    assert math.isnan(scale_and_clip_grads(ours, 0.25, 1.0))
     assert ours[0].grad is not None
     assert ours[0].grad.tolist() == [1.0] * 3
 
 
 def test_a_parameter_without_a_gradient_is_left_out() -> None:
     ours = [*parameters((2.0,)), nn.Parameter(torch.zeros(2))]
-    assert scale_and_clip(ours, 1.0, 1e3) == pytest.approx(12**0.5)
+    assert scale_and_clip_grads(ours, 1.0, 1e3) == pytest.approx(12**0.5)
 
 
 def test_the_average_stays() -> None:
     model = nn.Linear(2, 2)
-    ema = Ema(model, 0.5)
+    ema = EMA(model, 0.5)
     average = {name: weights.clone() for name, weights in ema.weights.items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    ema.settle(model)
+    ema.copy_to(model)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, average[name])

@@ -11,27 +11,27 @@ from pathlib import Path
 import pytest
 
 from unmask.config import from_json, to_json
-from unmask.training.log import Log
-from unmask.training.loop import Training
+from unmask.training.logger import TrainingLogger
 from unmask.training.trackers import TensorBoard, Tracker, WandB
+from unmask.training.trainer import TrainingConfig
 
 FIGURES = {"loss": 2.5, "tokens_per_second": 100.0}
 
 
 def test_trackers_in_a_config() -> None:
-    settings = Training(trackers=(TensorBoard(), WandB(project="mine", offline=True)))
-    assert from_json(Training, to_json(settings)) == settings
+    settings = TrainingConfig(trackers=(TensorBoard(), WandB(project="mine", offline=True)))
+    assert from_json(TrainingConfig, to_json(settings)) == settings
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_shows_one_curve_of_a_killed_and_a_resumed_run(tmp_path: Path) -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for resumed_at, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
-        with Log(tmp_path, 4, resumed_at, trackers=(TensorBoard(),)) as log:
+        with TrainingLogger(tmp_path, 4, resumed_at, trackers=(TensorBoard(),)) as log:
             for step in steps:
-                log.step(step, {**FIGURES, "loss": float(10 * resumed_at + step)})
+                log.log_step(step, {**FIGURES, "loss": float(10 * resumed_at + step)})
             if resumed_at:
-                log.evaluation(4, {"valid_nats_per_token": 3.0, "valid_standard_error": 0.1})
+                log.log_evaluation(4, {"valid_nats_per_token": 3.0, "valid_standard_error": 0.1})
     events = reading.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
@@ -71,9 +71,9 @@ def test_wandb_offline_writes_a_run_and_keeps_its_id(tmp_path: Path, monkeypatch
     (tmp_path / "experiment.json").write_text('{"objective": "a test"}')
     seen = []
     for resumed_at, step in ((0, 1), (1, 2)):
-        with Log(tmp_path, 4, resumed_at, trackers=(WandB(project="p", name="n", offline=True),)) as log:
-            log.step(step, FIGURES)
-            log.evaluation(step, {"valid_nats_per_token": 3.0, "valid_standard_error": 0.1})
+        with TrainingLogger(tmp_path, 4, resumed_at, trackers=(WandB(project="p", name="n", offline=True),)) as log:
+            log.log_step(step, FIGURES)
+            log.log_evaluation(step, {"valid_nats_per_token": 3.0, "valid_standard_error": 0.1})
     for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
         seen += [Record.FromString(data) for data in records(file)]
     runs = [record.run for record in seen if record.WhichOneof("record_type") == "run"]
@@ -83,8 +83,7 @@ def test_wandb_offline_writes_a_run_and_keeps_its_id(tmp_path: Path, monkeypatch
     assert any(item.value_json == '"a test"' for run in runs for item in run.config.update)
     history = [record.history for record in seen if record.WhichOneof("record_type") == "history"]
     figures = [
-        {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in entry.item}
-        for entry in history
+        {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in entry.item} for entry in history
     ]
     wanted = ("_step", "loss", "valid_nats_per_token")
     assert [[entry.get(name) for name in wanted] for entry in figures] == [[1, 2.5, 3.0], [2, 2.5, 3.0]]
@@ -112,26 +111,24 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = Unplugged()
-    with Log(tmp_path, 9, 0, trackers=(tracker,)) as log:  # type: ignore[arg-type]
+    with TrainingLogger(tmp_path, 9, 0, trackers=(tracker,)) as log:  # type: ignore[arg-type]
         for step in range(1, 5):
-            log.step(step, FIGURES)
+            log.log_step(step, FIGURES)
     assert tracker.written == [1, 2]
     assert capsys.readouterr().err.count("the network is") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_tracker_that_cannot_close_is_no_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Log(tmp_path, 9, 0, trackers=(Unplugged(),)):  # type: ignore[arg-type]
+def test_a_tracker_that_cannot_close_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingLogger(tmp_path, 9, 0, trackers=(Unplugged(),)):  # type: ignore[arg-type]
         pass
     assert "Unplugged failed and gets no more figures; metrics.jsonl does" in capsys.readouterr().err
 
 
 def test_only_the_rank_that_speaks_opens_trackers(tmp_path: Path) -> None:
     tracker = Unplugged()
-    with Log(tmp_path, 9, 0, quiet=True, trackers=(tracker,)) as log:  # type: ignore[arg-type]
-        log.step(1, FIGURES)
+    with TrainingLogger(tmp_path, 9, 0, quiet=True, trackers=(tracker,)) as log:  # type: ignore[arg-type]
+        log.log_step(1, FIGURES)
     assert not tracker.written
 
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from unmask.backbones.dit import DiTConfig
-from unmask.backbones.huggingface import HuggingFace
+from unmask.backbones.hf import HFBackboneConfig
 
-AnyBackbone: TypeAlias = DiTConfig | HuggingFace
+AnyBackbone: TypeAlias = DiTConfig | HFBackboneConfig

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones.masks import Beside, Order
-from unmask.backbones.products import linear
-from unmask.types import Rows, Times, Tokens
+from unmask.backbones.attention_mask import AttentionStages, CacheView
+from unmask.ops.linear import linear
+from unmask.types import Positions, Times, Tokens
 
 
 class Backbone(nn.Module):
@@ -20,15 +20,15 @@ class Backbone(nn.Module):
     """The longest sequence it takes; None where there is no limit."""
     causal: bool
     """Whether a position sees only itself and those before it."""
-    timed: bool
+    time_conditioned: bool
     """Whether the hidden states depend on t."""
-    shifted: bool = False
+    shift_logits: bool = False
     """Whether a token is predicted where the one before it is read."""
-    opened: float | None = None
+    future_visibility: float | None = None
     """Of a network that was born causal, the share of what follows that it looks at; others have none."""
-    output: nn.Linear
+    lm_head: nn.Linear
     """The head: logits from hidden states."""
-    recompute: bool = False
+    gradient_checkpointing: bool = False
     """Whether blocks keep nothing but their inputs for the backward pass, and are computed again there."""
 
     @abstractmethod
@@ -36,12 +36,12 @@ class Backbone(nn.Module):
         self,
         tokens: Tokens,
         t: Times,
-        rows: Rows | None = None,
+        positions: Positions | None = None,
         *,
         valid: Tensor | None = None,
-        documents: Tensor | None = None,
-        order: Order | None = None,
-        beside: Beside | None = None,
+        document_ids: Tensor | None = None,
+        stages: AttentionStages | None = None,
+        cache: CacheView | None = None,
     ) -> Tensor:
         """Hidden states [B, L, width] or, if `rows` are asked, of these [N, width].
 
@@ -51,17 +51,17 @@ class Backbone(nn.Module):
         whole text, of which the tokens may be a part.
         """
 
-    def matrices(self) -> Iterator[Tensor]:
+    def linear_weights(self) -> Iterator[Tensor]:
         """Those that are multiplied by `products.linear` where no gradient is needed."""
-        yield self.output.weight
+        yield self.lm_head.weight
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] for hidden states [N, width]."""
         if torch.is_grad_enabled():
-            logits: Tensor = self.output(hidden)
+            logits: Tensor = self.lm_head(hidden)
             return logits
-        return linear(hidden, self.output.weight, self.output.bias)
+        return linear(hidden, self.lm_head.weight, self.lm_head.bias)
 
     @abstractmethod
-    def expect(self, logits: Tensor) -> None:
+    def init_output_bias(self, logits: Tensor) -> None:
         """Begin with these logits [V], such as how often each token occurs, whatever the hidden state."""

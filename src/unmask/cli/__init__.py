@@ -15,24 +15,23 @@ from importlib import import_module
 from typing import Any
 
 COMMANDS = {
-    "recipes": "making.recipes",
-    "prepare": "making.prepare",
-    "train": "making.train",
-    "export": "making.export",
-    "sample": "writing.sample",
-    "complete": "writing.complete",
-    "infill": "writing.infill",
-    "serve": "serving.serve",
-    "score": "measuring.score",
-    "eval": "measuring.evaluate",
-    "judge": "measuring.judge",
-    "report": "measuring.report",
-    "bench": "bench.bench",
+    "recipes": "train.recipes",
+    "prepare": "train.prepare",
+    "train": "train.train",
+    "export": "train.export",
+    "sample": "generate.sample",
+    "complete": "generate.complete",
+    "infill": "generate.infill",
+    "serve": "serve.serve",
+    "score": "evaluate.score",
+    "eval": "evaluate.evaluate",
+    "eval-samples": "evaluate.eval_samples",
+    "report": "evaluate.report",
     "completion": "completion.completion",
 }
 """Where each command lives, from here; the first line of its docstring is its line in the help."""
 
-HELP = """\
+_HELP_TEMPLATE = """\
 usage: unmask COMMAND [OPTIONS]
 
 Masked diffusion language models: train, measure, sample, infill and serve.
@@ -51,11 +50,11 @@ Commands:
 Exit codes: 0 done; 1 failure; 2 bad input, told in one sentence; 3 a signal stopped training, which goes
 on when the same command is given again; 130 interrupted. UNMASK_TRACEBACK=1 shows where a failure was."""
 
-INTERRUPTED, BROKEN_PIPE = 130, 141
+_EXIT_INTERRUPTED, _EXIT_BROKEN_PIPE = 130, 141
 """As shells count: 128 and the number of the signal."""
 
-FULL = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-REFUSED = {*FULL, errno.EACCES, errno.EPERM}
+_WRITE_ERRNOS = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_USER_ERRNOS = {*_WRITE_ERRNOS, errno.EACCES, errno.EPERM}
 """What a disk answers that is read-only, full or somebody else's: no failure of the program."""
 
 
@@ -65,94 +64,94 @@ def main() -> None:
         _main()
     except SystemExit as end:
         if isinstance(end.code, int):
-            _leave_ranks(end.code)
+            _exit_ranks(end.code)
         raise
-    _leave_ranks(0)
+    _exit_ranks(0)
 
 
-def _leave_ranks(code: int) -> None:
+def _exit_ranks(code: int) -> None:
     """Where there are other processes, end as one of them."""
-    if "unmask.world" in sys.modules:  # otherwise no command has come so far as to join them
-        from unmask.world import leave
+    if "unmask.distributed" in sys.modules:  # otherwise no command has come so far as to join them
+        from unmask.distributed import exit_rank
 
-        leave(code)
+        exit_rank(code)
 
 
 def _main() -> None:
     try:
         try:
-            _run(sys.argv[1:])
+            _dispatch(sys.argv[1:])
         finally:
             sys.stdout.flush()  # a closed pipe is noticed here, and not when Python has begun to leave
     except ValueError as error:
-        _leave(2, str(error))
+        _exit(2, str(error))
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(_EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader has seen enough, as in `unmask sample ... | head -1`
-        _drop_output()
-        sys.exit(BROKEN_PIPE)
+        _discard_stdout()
+        sys.exit(_EXIT_BROKEN_PIPE)
     except (OSError, MemoryError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno in REFUSED:
+        if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
             if error.filename is None:  # it may be stdout that is full
-                _drop_output()
-            _leave(2, _refusal(error))
+                _discard_stdout()
+            _exit(2, _os_error_message(error))
         if os.environ.get("UNMASK_TRACEBACK"):
             raise
-        _leave(1, str(error).strip().splitlines()[0] if str(error) else repr(error))
+        _exit(1, str(error).strip().splitlines()[0] if str(error) else repr(error))
 
 
-def function(command: str) -> Callable[..., Any]:
+def command_function(command: str) -> Callable[..., Any]:
     """The function of a command; a ValueError with the nearest name, if there is none."""
-    from unmask.config import known
+    from unmask.config import lookup
 
-    module, _, name = known(command, COMMANDS, "command").partition(".")
+    module, _, name = lookup(command, COMMANDS, "command").partition(".")
     found: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), name)
     return found
 
 
-def _run(arguments: list[str]) -> None:
+def _dispatch(arguments: list[str]) -> None:
     if not arguments:
-        print(_help(), file=sys.stderr)
+        print(_help_text(), file=sys.stderr)
         sys.exit(2)
     command, *rest = arguments
     if command in ("-h", "--help"):
-        print(_help())
+        print(_help_text())
     elif command == "--version":
         from unmask import __version__
 
         print(f"unmask {__version__}")
     else:
-        from unmask.cli.helping import help_text
-        from unmask.cli.parsing import HELP as ASKED
+        from unmask.cli.help import help_text
+        from unmask.cli.parsing import HELP_FLAGS as ASKED
         from unmask.cli.parsing import parse
 
-        called = function(command)
+        called = command_function(command)
         if set(ASKED) & set(itertools.takewhile(lambda word: word != "--", rest)):
             print(help_text(command, called))
         else:
             called(**parse(command, called, rest))
 
 
-def _help() -> str:
-    lines = [f"  {name:10}  {(function(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
-    return HELP.format(commands="\n".join(lines))
+def _help_text() -> str:
+    lines = [f"  {name:12}  {(command_function(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
+    return _HELP_TEMPLATE.format(commands="\n".join(lines))
 
 
-def _refusal(error: OSError) -> str:
+def _os_error_message(error: OSError) -> str:
     """Which file could not be used, and why."""
     why = error.strerror or str(error)
     if error.filename is None:
         return why
-    use = "written" if error.errno in FULL else "read or written"
+    use = "written" if error.errno in _WRITE_ERRNOS else "read or written"
     return f"{os.fsdecode(error.filename)} cannot be {use}: {why}"
 
 
-def _drop_output() -> None:
+def _discard_stdout() -> None:
     """What stdout could not take is not tried again when Python leaves, which would change the exit code."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _leave(code: int, sentence: str) -> None:
-    print(f"unmask: {sentence}", file=sys.stderr)
+def _exit(code: int, message: str) -> None:
+    print(f"unmask: {message}", file=sys.stderr)
     sys.exit(code)

@@ -16,50 +16,50 @@ from unmask.cli.signature import Option, Positional
 if TYPE_CHECKING:
     from unmask.model import LanguageModel
 
-Model = Annotated[Path, Positional()]
-Text = Annotated[str, Positional()]
-Texts = Annotated[tuple[str, ...], Positional()]
-Recipe = Annotated[str, Positional(), Option(words="unmask.recipes:RECIPES")]
-Number = Annotated[int, Option(aliases=("--count",))]
+ModelPath = Annotated[Path, Positional()]
+TextArg = Annotated[str, Positional()]
+TextArgs = Annotated[tuple[str, ...], Positional()]
+RecipeArg = Annotated[str, Positional(), Option(completions="unmask.recipes:RECIPES")]
+Count = Annotated[int, Option(aliases=("--count",))]
 """torchrun takes --n for an option of its own, cut short; hence the other name."""
-Json = Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")]
+JsonFlag = Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")]
 
-Out = Annotated[
+ResultsPath = Annotated[
     Path | None, Option(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
 ]
 
 
 def load_model(folder: Path, require_tokenizer: bool = False) -> LanguageModel:
     """The model in a folder; torch is imported now, and not for the sake of help."""
-    from unmask.release import load
+    from unmask.pretrained import load
 
     return load(folder, require_tokenizer=require_tokenizer)
 
 
 @contextmanager
-def shared_model(folder: Path) -> Iterator[tuple[LanguageModel, bool]]:
+def load_distributed(folder: Path) -> Iterator[tuple[LanguageModel, bool]]:
     """The model, its work split over the processes of `torchrun`; and whether this one speaks for all."""
-    from unmask.world import world
+    from unmask.distributed import init_distributed
 
-    with world() as where:
-        yield load_model(folder).across(where), where.first
+    with init_distributed() as where:
+        yield load_model(folder).distribute(where), where.is_main
 
 
-def model_digest(folder: Path) -> dict[str, str]:
+def model_fingerprint(folder: Path) -> dict[str, str]:
     """What tells the model apart: its place, and the SHA-256 of its weights."""
-    from unmask.release import model_folder
-    from unmask.release.weights import weight_files
+    from unmask.pretrained import resolve_model_folder
+    from unmask.pretrained.state_dict import list_weight_files
 
-    digest, place = hashlib.sha256(), model_folder(folder)
-    for name in weight_files(place):
+    digest, place = hashlib.sha256(), resolve_model_folder(folder)
+    for name in list_weight_files(place):
         with (place / name).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     return {"folder": str(folder), "sha256": digest.hexdigest()}
 
 
-def publish(
-    figures: dict[str, Any],
+def write_results(
+    results: dict[str, Any],
     seed: int,
     data: Mapping[str, str],
     model: Mapping[str, str],
@@ -67,9 +67,9 @@ def publish(
     as_json: bool,
 ) -> bool:
     """Write figures and what made them to the file `out` and, if `as_json`, to stdout; whether to stdout."""
-    from unmask.provenance import made_by
+    from unmask.provenance import collect_provenance
 
-    whole = {**figures, "made_by": made_by(seed, data, model)}
+    whole = {**results, "provenance": collect_provenance(seed, data, model)}
     if as_json:
         print_json(whole)
     if out is not None:
@@ -83,7 +83,7 @@ def publish(
     return as_json
 
 
-def check_out(out: Path | None) -> None:
+def validate_output(out: Path | None) -> None:
     """Refuse a place that cannot be written before hours of work, not after."""
     if out is None:
         return
@@ -94,16 +94,16 @@ def check_out(out: Path | None) -> None:
         raise ValueError(f"{out} cannot be written: {nearest} is not a folder that may be written to")
 
 
-def check_precision(name: str, reached: float, asked: float | None) -> None:
+def warn_if_imprecise(name: str, relative_error: float, target: float | None) -> None:
     """Say it if the error (as a share) is well above what was asked for."""
-    if asked is not None and reached > 1.5 * asked:
+    if target is not None and relative_error > 1.5 * target:
         print(
-            f"unmask: {name} has a standard error of {reached:.2%} and not the {asked:.2%} asked for",
+            f"unmask: {name} has a standard error of {relative_error:.2%} and not the {target:.2%} asked for",
             file=sys.stderr,
         )
 
 
-def stdin_text() -> str:
+def read_stdin() -> str:
     """All of standard input, as one text."""
     try:
         return sys.stdin.buffer.read().decode()
@@ -111,14 +111,15 @@ def stdin_text() -> str:
         raise ValueError(f"standard input must be UTF-8 text; byte {error.start} is not") from None
 
 
-def hint_at_holes(what: str, texts: Sequence[str]) -> None:
+def warn_literal_masks(context: str, texts: Sequence[str]) -> None:
     """Say it if somebody writes a hole where it is none."""
-    from unmask.sampling.canvas import HOLE
+    from unmask.sampling.canvas import HOLE_PATTERN
 
-    found = next(filter(None, map(HOLE.search, texts)), None)
+    found = next(filter(None, map(HOLE_PATTERN.search, texts)), None)
     if found:
         print(
-            f"unmask: {found[0]} in {what} is taken literally; `unmask infill` fills holes", file=sys.stderr
+            f"unmask: {found[0]} in {context} is taken literally; `unmask infill` fills holes",
+            file=sys.stderr,
         )
 
 

@@ -9,12 +9,12 @@ import shlex
 from importlib import import_module
 from typing import Annotated, Literal
 
-from unmask.cli.signature import Argument, Positional, arguments
+from unmask.cli.signature import Argument, Positional, command_arguments
 
-Shell = Annotated[Literal["bash", "zsh", "fish"], Positional()]
+_Shell = Annotated[Literal["bash", "zsh", "fish"], Positional()]
 
 
-def completion(shell: Shell) -> None:
+def completion(shell: _Shell) -> None:
     """Print a script that completes commands, options and names in your shell.
 
     For example:
@@ -25,21 +25,21 @@ def completion(shell: Shell) -> None:
     Args:
         shell: The shell that is to read the script.
     """
-    from unmask.cli import COMMANDS, function
+    from unmask.cli import COMMANDS, command_function
 
-    known = {name: arguments(function(name)) for name in COMMANDS}
+    known = {name: command_arguments(command_function(name)) for name in COMMANDS}
     print({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](known))
 
 
-def offered(argument: Argument) -> list[str]:
+def _completions(argument: Argument) -> list[str]:
     """What may be written for an argument, as far as that is a list of names."""
-    if argument.words is None:
+    if argument.completions is None:
         return list(argument.choices)
-    module, _, mapping = argument.words.partition(":")
+    module, _, mapping = argument.completions.partition(":")
     return list(getattr(import_module(module), mapping))
 
 
-def _options(known: list[Argument]) -> list[str]:
+def _option_names(known: list[Argument]) -> list[str]:
     return [*(name for each in known if not each.positional for name in each.names), "-h", "--help"]
 
 
@@ -60,21 +60,21 @@ def _bash(known: dict[str, list[Argument]]) -> str:
         '  case "${COMP_WORDS[1]}" in',
     ]
     for name, each in known.items():
-        lines.append(f"    {name}) options={_quoted(_options(each))}")
+        lines.append(f"    {name}) options={_quoted(_option_names(each))}")
         cases = []
         for argument in each:
             if argument.positional:
                 continue
             # A flag, and an option that has its values, say nothing of what follows.
-            ended = "" if argument.count is None else f"((after >= {argument.count})) || "
-            words = _quoted(offered(argument))
+            ended = "" if argument.nargs is None else f"((after >= {argument.nargs})) || "
+            words = _quoted(_completions(argument))
             cases.append(f"        {'|'.join(argument.names)}) {ended}words={words};;")
         if cases:
             lines += ['      case "$option" in', *cases, "      esac"]
         for place, argument in enumerate(argument for argument in each if argument.positional):
-            if offered(argument):
+            if _completions(argument):
                 lines.append(
-                    f'      [[ -z "$option" ]] && ((free == {place})) && words={_quoted(offered(argument))}'
+                    f'      [[ -z "$option" ]] && ((free == {place})) && words={_quoted(_completions(argument))}'
                 )
         lines.append("      ;;")
     lines += [
@@ -98,13 +98,13 @@ def _fish(known: dict[str, list[Argument]]) -> str:
     for name, each in known.items():
         inside = f"complete -c unmask -n '__fish_seen_subcommand_from {name}'"
         for argument in each:
-            words = offered(argument)
+            words = _completions(argument)
             names = " ".join(f"-l {option.removeprefix('--')}" for option in argument.names)
             described = f"-d {shlex.quote(argument.help.partition('.')[0])}"
             if argument.positional and words:
                 lines.append(f"{inside} -a {_quoted(words)}")
             elif not argument.positional:
-                takes = "" if argument.count == 0 else " -r"
+                takes = "" if argument.nargs == 0 else " -r"
                 from_list = f" -f -a {_quoted(words)}" if words else ""
                 lines.append(f"{inside} {names}{takes}{from_list} {described}")
     return "\n".join(lines)

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from unmask.cli.signature import MISSING, Argument, arguments, unwrapped
-from unmask.config import did_you_mean
+from unmask.cli.signature import MISSING, Argument, command_arguments, unwrap_annotated
+from unmask.config import suggest
 
-HELP = ("-h", "--help")
-_SHORT = re.compile(r"-[A-Za-z]\S*")
+HELP_FLAGS = ("-h", "--help")
+_SHORT_OPTION = re.compile(r"-[A-Za-z]\S*")
 """A single dash and letters is taken for an option; `-`, `-1` and texts with spaces are not."""
-_KINDS: dict[type, str] = {int: "a whole number", float: "a number"}
+_TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
 def parse(command: str, function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
     """The keyword arguments for the function of a command."""
-    known = arguments(function)
+    known = command_arguments(function)
     options = {name: each for each in known if not each.positional for name in each.names}
     given: dict[Argument, Any] = {}
     free: list[str] = []
@@ -29,7 +29,7 @@ def parse(command: str, function: Callable[..., Any], words: Sequence[str]) -> d
         if word == "--":
             free += words[place:]
             break
-        if not (word.startswith("--") or _SHORT.fullmatch(word)):
+        if not (word.startswith("--") or _SHORT_OPTION.fullmatch(word)):
             free.append(word)
             continue
         name, equals, value = word.partition("=")
@@ -37,23 +37,23 @@ def parse(command: str, function: Callable[..., Any], words: Sequence[str]) -> d
         if equals:
             values = [value]
         else:
-            values = _following(words, place, argument.count)
+            values = _take_values(words, place, argument.nargs)
             place += len(values)
-        read = _read(argument, name, values, bool(equals))
+        read = _parse_values(argument, name, values, bool(equals))
         given[argument] = [*given.get(argument, []), read] if argument.repeated else read
-    given.update(_positionals(command, [each for each in known if each.positional], free))
-    return _called(function, known, given)
+    given.update(_parse_positionals(command, [each for each in known if each.positional], free))
+    return _keyword_arguments(function, known, given)
 
 
 def _option(command: str, options: dict[str, Argument], name: str) -> Argument:
     spelled = name if name in options else name.replace("_", "-")
     if spelled not in options:
-        hint = did_you_mean(spelled, [*options, *HELP]) or f"; `unmask {command} --help` shows all"
+        hint = suggest(spelled, [*options, *HELP_FLAGS]) or f"; `unmask {command} --help` shows all"
         raise ValueError(f"unmask {command} has no option {name}{hint}")
     return options[spelled]
 
 
-def _following(words: Sequence[str], place: int, count: int | None) -> list[str]:
+def _take_values(words: Sequence[str], place: int, count: int | None) -> list[str]:
     """The words that are an option's values: up to `count`, and none that begins with two dashes."""
     values: list[str] = []
     while place < len(words) and (count is None or len(values) < count):
@@ -64,23 +64,23 @@ def _following(words: Sequence[str], place: int, count: int | None) -> list[str]
     return values
 
 
-def _read(argument: Argument, name: str, values: list[str], joined: bool) -> Any:
+def _parse_values(argument: Argument, name: str, values: list[str], has_equals: bool) -> Any:
     """The value of an option, or of a positional, from its words."""
-    if argument.count == 0:
-        if joined:
+    if argument.nargs == 0:
+        if has_equals:
             raise ValueError(f"{name} is a switch and takes no value; got {values[0]!r}")
         return True
-    if argument.count is not None and len(values) != argument.count:
-        wanted = "a value" if argument.count == 1 else f"{argument.count} values"
+    if argument.nargs is not None and len(values) != argument.nargs:
+        wanted = "a value" if argument.nargs == 1 else f"{argument.nargs} values"
         got = f"; got {len(values)}" if values else ""
-        equals = f" (one that begins with -- is written {name}=--...)" if argument.kind is str else ""
-        raise ValueError(f"{name} needs {wanted}: {argument.written}{got}{equals}")
-    read = tuple(_value(argument, name, value) for value in values)
-    return read[0] if argument.count == 1 else read
+        equals = f" (one that begins with -- is written {name}=--...)" if argument.value_type is str else ""
+        raise ValueError(f"{name} needs {wanted}: {argument.usage}{got}{equals}")
+    read = tuple(_parse_value(argument, name, value) for value in values)
+    return read[0] if argument.nargs == 1 else read
 
 
-def _value(argument: Argument, name: str, text: str) -> Any:
-    if argument.kind is Path:
+def _parse_value(argument: Argument, name: str, text: str) -> Any:
+    if argument.value_type is Path:
         if not text:
             raise ValueError(f"{name} is empty, and must name a file or folder")
         return Path(text)
@@ -91,52 +91,52 @@ def _value(argument: Argument, name: str, text: str) -> Any:
     if argument.choices:
         if text not in argument.choices:
             raise ValueError(
-                f"{name} cannot be {text!r}{did_you_mean(text, argument.choices)};"
+                f"{name} cannot be {text!r}{suggest(text, argument.choices)};"
                 f" it is one of {', '.join(argument.choices)}"
             )
         return text
-    if argument.default is None and argument.kind is not str and text.lower() == "none":
+    if argument.default is None and argument.value_type is not str and text.lower() == "none":
         return None
     try:
-        return argument.kind(text)
+        return argument.value_type(text)
     except ValueError:
-        raise ValueError(f"{name} must be {_KINDS[argument.kind]}; got {_short(text)}") from None
+        raise ValueError(f"{name} must be {_TYPE_NAMES[argument.value_type]}; got {_abbreviate(text)}") from None
 
 
-def _short(text: str) -> str:
+def _abbreviate(text: str) -> str:
     shown = repr(text)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def _positionals(command: str, wanted: list[Argument], free: list[str]) -> dict[Argument, Any]:
+def _parse_positionals(command: str, wanted: list[Argument], words: list[str]) -> dict[Argument, Any]:
     """The words without an option, in their order; a last one may take any number, but at least one."""
     found: dict[Argument, Any] = {}
-    left = list(free)
+    left = list(words)
     for argument in wanted:
-        mine = left if argument.count is None else left[: argument.count]
+        mine = left if argument.nargs is None else left[: argument.nargs]
         left = left[len(mine) :]
         if mine:
-            found[argument] = _read(argument, argument.names[0], mine, joined=False)
+            found[argument] = _parse_values(argument, argument.names[0], mine, has_equals=False)
         elif argument.required:
             raise ValueError(
-                f"unmask {command} needs {argument.names[0]}: {_lowered(argument.help)}"
+                f"unmask {command} needs {argument.names[0]}: {_decapitalize(argument.help)}"
                 f" (`unmask {command} --help` has examples)"
             )
     if left:
         takes = " ".join(each.names[0] for each in wanted) or "nothing"
         raise ValueError(
-            f"unmask {command} takes {takes} and no more; {_short(left[0])} is left over"
+            f"unmask {command} takes {takes} and no more; {_abbreviate(left[0])} is left over"
             " (a text with spaces needs quotes)"
         )
     return found
 
 
-def _lowered(text: str) -> str:
+def _decapitalize(text: str) -> str:
     """A sentence inside another."""
     return (text[:1].lower() + text[1:]).rstrip(".")
 
 
-def _called(
+def _keyword_arguments(
     function: Callable[..., Any], known: list[Argument], given: dict[Argument, Any]
 ) -> dict[str, Any]:
     """What the function is called with: fields of one dataclass together."""
@@ -148,11 +148,11 @@ def _called(
         assert value is not MISSING
         if argument.repeated:
             value = tuple(value)
-        if len(argument.target) == 1:
-            keywords[argument.target[0]] = value
+        if len(argument.dest) == 1:
+            keywords[argument.dest[0]] = value
         else:
-            fields.setdefault(argument.target[0], {})[argument.target[1]] = value
+            fields.setdefault(argument.dest[0], {})[argument.dest[1]] = value
     for parameter, values in fields.items():
-        kind, _ = unwrapped(hints[parameter])
+        kind, _ = unwrap_annotated(hints[parameter])
         keywords[parameter] = kind(**values)
     return keywords

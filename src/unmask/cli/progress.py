@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-PATIENCE = 2.0
+_SHOW_AFTER_SECONDS = 2.0
 """Seconds of silence: work that takes less needs no bar."""
-EVERY = 10.0
+_LINE_INTERVAL_SECONDS = 10.0
 """Seconds between plain lines."""
 
-Report = Callable[[int], None]
+_ProgressFn = Callable[[int], None]
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[Report]:
+def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[_ProgressFn]:
     """A function to tell how much of the `total` is done by now; None if the total is not known.
 
     Those who work call it when they like, and know nothing of terminals. `unit` bytes gets kB, MB and GB.
@@ -29,27 +29,27 @@ def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> It
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        bar = _Bar(what, total, unit)
+        bar = _ProgressBar(what, total, unit)
         try:
             yield bar.report
         finally:
             bar.stop()
     else:
-        yield _Lines(what, total, unit).report
+        yield _ProgressLines(what, total, unit).report
 
 
 @contextmanager
-def working(what: str, quiet: bool = False) -> Iterator[None]:
+def heartbeat(what: str, quiet: bool = False) -> Iterator[None]:
     """For work that cannot say how far it is: how long it has taken, now and then."""
     done = Event()
 
-    def tell() -> None:
-        started, pause = time.monotonic(), PATIENCE
+    def print_elapsed() -> None:
+        started, pause = time.monotonic(), _SHOW_AFTER_SECONDS
         while not done.wait(pause):
             print(f"{what}: {time.monotonic() - started:.0f} s so far", file=sys.stderr, flush=True)
-            pause = EVERY
+            pause = _LINE_INTERVAL_SECONDS
 
-    teller = Thread(target=tell, daemon=True)
+    teller = Thread(target=print_elapsed, daemon=True)
     if not quiet:
         teller.start()
     try:
@@ -60,26 +60,26 @@ def working(what: str, quiet: bool = False) -> Iterator[None]:
             teller.join()
 
 
-class _Bar:
+class _ProgressBar:
     """Appears after a while even if nothing was reported: the first part of the work may be the longest."""
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
         self.what, self.total, self.unit, self.done = what, total, unit, 0
-        self.shown: Progress | None = None
-        self.timer = Timer(PATIENCE, self._show)
+        self.bar: Progress | None = None
+        self.timer = Timer(_SHOW_AFTER_SECONDS, self._show)
         self.timer.daemon = True
         self.timer.start()
 
     def report(self, done: int) -> None:
         self.done = done
-        if self.shown is not None:
-            self.shown.update(self.task, completed=done, description=amount(done, self.total, self.unit))
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, description=_format_amount(done, self.total, self.unit))
 
     def stop(self) -> None:
         self.timer.cancel()
         self.timer.join()
-        if self.shown is not None:
-            self.shown.stop()
+        if self.bar is not None:
+            self.bar.stop()
 
     def _show(self) -> None:
         from rich.console import Console
@@ -93,31 +93,31 @@ class _Bar:
         )
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = bar.add_task("", total=self.total)
-        self.shown = bar
+        self.bar = bar
         self.report(self.done)  # in this order no report is lost: another thread is working meanwhile
         bar.start()
 
 
-class _Lines:
+class _ProgressLines:
     """A line now and then, when there is something to report."""
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.start = time.monotonic()
-        self.next = self.start + PATIENCE
+        self.next_line = self.start + _SHOW_AFTER_SECONDS
 
     def report(self, done: int) -> None:
         now = time.monotonic()
-        if now < self.next:
+        if now < self.next_line:
             return
-        self.next = now + EVERY
-        text = f"{self.what}: {amount(done, self.total, self.unit)}"
+        self.next_line = now + _LINE_INTERVAL_SECONDS
+        text = f"{self.what}: {_format_amount(done, self.total, self.unit)}"
         if self.total is not None and done > 0:
             text += f", about {(now - self.start) * max(0, self.total - done) / done:.0f} s left"
         print(text, file=sys.stderr, flush=True)
 
 
-def amount(done: int, total: int | None, unit: str) -> str:
+def _format_amount(done: int, total: int | None, unit: str) -> str:
     """Such as 3 of 12 tokens, 3.0 of 12.5 MB, or 3 tokens if there is no total."""
     scale, digits = 1, 0
     if unit == "bytes":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MISSING = dataclasses.MISSING
-LONGEST_METAVAR = 40
+_MAX_METAVAR_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Option:
     metavar: str | None = None
     help: str | None = None
     repeated: bool = False
-    words: str | None = None
+    completions: str | None = None
     """For completion: `module:MAPPING`, whose keys are what may be written here."""
 
 
@@ -47,13 +47,13 @@ class Option:
 class Argument:
     """One thing that a command takes: where it goes, how it is written, and what it is for."""
 
-    target: tuple[str, ...]
+    dest: tuple[str, ...]
     """The parameter and, if that is a dataclass, its field."""
     names: tuple[str, ...]
     """`--n` and its other names; a positional has one, in capitals."""
-    kind: type
+    value_type: type
     """str, int, float, bool or Path: what each of its values is."""
-    count: int | None
+    nargs: int | None
     """How many values it takes; None for any number, 0 for a flag."""
     choices: tuple[str, ...]
     default: Any
@@ -61,7 +61,7 @@ class Argument:
     metavar: str
     positional: bool
     repeated: bool
-    words: str | None
+    completions: str | None
 
     @property
     def required(self) -> bool:
@@ -69,91 +69,91 @@ class Argument:
         return self.default is MISSING
 
     @property
-    def written(self) -> str:
-        """As the help shows it: `--top-k N`, `--match TEXT ...`, `MODEL`."""
+    def usage(self) -> str:
+        """As the help shows it: `--top-k N`, `--regex TEXT ...`, `MODEL`."""
         if self.positional:
-            return self.names[0] + (" ..." if self.count is None else "")
-        if self.count == 0:
+            return self.names[0] + (" ..." if self.nargs is None else "")
+        if self.nargs == 0:
             return ", ".join(self.names)
-        several = self.count if self.count and " " not in self.metavar else 1  # or it names each of them
-        values = " ".join([self.metavar] * several) + (" ..." if self.count is None else "")
+        several = self.nargs if self.nargs and " " not in self.metavar else 1  # or it names each of them
+        values = " ".join([self.metavar] * several) + (" ..." if self.nargs is None else "")
         return ", ".join(f"{name} {values}" for name in self.names)
 
 
-def arguments(function: Callable[..., Any]) -> list[Argument]:
+def command_arguments(function: Callable[..., Any]) -> list[Argument]:
     """All that a command takes, in the order of its signature."""
     found: list[Argument] = []
-    texts = _described(function)
+    texts = _argument_help(function)
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
-        base, marks = unwrapped(hints[name])
+        base, marks = unwrap_annotated(hints[name])
         if dataclasses.is_dataclass(base):
             prefix = "" if any(isinstance(mark, Inline) for mark in marks) else f"{name}."
-            found += _fields(name, prefix, base, default)
+            found += _dataclass_arguments(name, prefix, base, default)
         else:
-            found.append(_argument((name,), name, hints[name], default, texts.get(name, "")))
+            found.append(_make_argument((name,), name, hints[name], default, texts.get(name, "")))
     return found
 
 
-def _fields(parameter: str, prefix: str, kind: Any, default: Any) -> Iterator[Argument]:
+def _dataclass_arguments(parameter: str, prefix: str, dataclass_type: Any, default: Any) -> Iterator[Argument]:
     """The fields of a dataclass as options; their texts are the strings below them."""
-    texts = _field_texts(kind)
-    hints = get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
+    texts = _field_docstrings(dataclass_type)
+    hints = get_type_hints(dataclass_type, include_extras=True)
+    for field in dataclasses.fields(dataclass_type):
         value = field.default if default is MISSING else getattr(default, field.name)
-        yield _argument(
+        yield _make_argument(
             (parameter, field.name), prefix + field.name, hints[field.name], value, texts.get(field.name, "")
         )
 
 
-def _argument(target: tuple[str, ...], name: str, hint: Any, default: Any, text: str) -> Argument:
-    base, marks = unwrapped(hint)
+def _make_argument(dest: tuple[str, ...], name: str, hint: Any, default: Any, help_text: str) -> Argument:
+    base, marks = unwrap_annotated(hint)
     option = next((mark for mark in marks if isinstance(mark, Option)), Option())
     positional = any(isinstance(mark, Positional) for mark in marks)
-    kind, count, choices = _values(base)
+    kind, count, choices = _value_spec(base)
     if option.repeated:  # a list of what each use of the option gives
-        kind, count, choices = _values(get_args(base)[0])
+        kind, count, choices = _value_spec(get_args(base)[0])
     long = f"--{(option.name or name).replace('_', '-')}"
     metavar = option.metavar or _METAVARS[kind]
     if choices and option.metavar is None:
         metavar = "{" + ",".join(choices) + "}"
-        if len(metavar) > LONGEST_METAVAR:  # the text says which there are
-            metavar, text = "NAME", f"{text} One of {', '.join(choices)}."
+        if len(metavar) > _MAX_METAVAR_LENGTH:  # the text says which there are
+            metavar, help_text = "NAME", f"{help_text} One of {', '.join(choices)}."
     return Argument(
-        target=target,
+        dest=dest,
         names=(name.upper(),) if positional else (long, *option.aliases),
-        kind=kind,
-        count=count,
+        value_type=kind,
+        nargs=count,
         choices=choices,
         default=default,
-        help=option.help or text,
+        help=option.help or help_text,
         metavar=metavar,
         positional=positional,
         repeated=option.repeated,
-        words=option.words,
+        completions=option.completions,
     )
 
 
 _METAVARS = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH", bool: ""}
 
 
-def _values(base: Any) -> tuple[type, int | None, tuple[str, ...]]:
+def _value_spec(annotation: Any) -> tuple[type, int | None, tuple[str, ...]]:
     """What each value is, how many there are, and which there may be."""
-    if get_origin(base) in (Union, types.UnionType):
-        base = next(part for part in get_args(base) if part is not types.NoneType)
-    if get_origin(base) is Literal:
-        return str, 1, tuple(map(str, get_args(base)))
-    if get_origin(base) is tuple:
-        items = get_args(base)
-        kind, _, choices = _values(items[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not types.NoneType)
+    if get_origin(annotation) is Literal:
+        return str, 1, tuple(map(str, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        items = get_args(annotation)
+        kind, _, choices = _value_spec(items[0])
         return kind, None if items[-1] is Ellipsis else len(items), choices
-    if base not in _METAVARS:
-        raise TypeError(f"a command cannot take a {base}")
-    return base, 0 if base is bool else 1, ()
+    if annotation not in _METAVARS:
+        raise TypeError(f"a command cannot take a {annotation}")
+    return annotation, 0 if annotation is bool else 1, ()
 
 
-def unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def unwrap_annotated(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """A type and the marks of its Annotated, if it is one."""
     if get_origin(hint) is Annotated:
         base, *marks = get_args(hint)
@@ -161,12 +161,12 @@ def unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, ()
 
 
-def description(function: Callable[..., Any]) -> str:
+def command_description(function: Callable[..., Any]) -> str:
     """The docstring up to its list of arguments."""
     return inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[0].strip()
 
 
-def _described(function: Callable[..., Any]) -> dict[str, str]:
+def _argument_help(function: Callable[..., Any]) -> dict[str, str]:
     """What the docstring's `Args:` says of each parameter.
 
     The items are those lines that are indented least; all others go on with the item before them.
@@ -185,9 +185,9 @@ def _described(function: Callable[..., Any]) -> dict[str, str]:
     return texts
 
 
-def _field_texts(kind: Any) -> dict[str, str]:
+def _field_docstrings(dataclass_type: Any) -> dict[str, str]:
     """The strings below the fields of a dataclass, which Python itself does not keep."""
-    (whole,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    (whole,) = ast.parse(textwrap.dedent(inspect.getsource(dataclass_type))).body
     assert isinstance(whole, ast.ClassDef)
     texts: dict[str, str] = {}
     for before, after in zip(whole.body, whole.body[1:], strict=False):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 
-def plus_minus(value: float | None, error: float | None) -> str:
+def format_with_error(value: float | None, error: float | None) -> str:
     """Such as 3.214 ± 0.012: the error to two digits, the value to as many places; four digits if exact."""
     if value is None:
         return "-"
@@ -18,9 +18,9 @@ def plus_minus(value: float | None, error: float | None) -> str:
     return f"{value:,.{places}f} ± {error:,.{places}f}"
 
 
-def print_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """On stdout; the first column to the left, the others to the right."""
-    widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
-    for line in (header, *lines):
+    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    for line in (header, *rows):
         cells = [f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)]
         print("  ".join([f"{line[0]:<{widths[0]}}", *cells]).rstrip())

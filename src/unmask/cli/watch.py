@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from unmask.data.tokenizer import Tokenizer
+    from unmask.data.tokenizers.tokenizer import Tokenizer
     from unmask.model import Samples
 
-BLOCK = "█"
-HIDDEN, FRESH, SETTLED = "dim", "bold green", ""
-CONTEXT = 2
+_MASK_GLYPH = "█"
+_MASKED_STYLE, _NEW_STYLE, _OLD_STYLE = "dim", "bold green", ""
+_CONTEXT_LINES = 2
 """Lines above the place of work that stay in sight when a text is longer than the terminal."""
 
-Piece: TypeAlias = tuple[str, str]
+_StyledText: TypeAlias = tuple[str, str]
 """A text and its style."""
-Decode: TypeAlias = Callable[[Sequence[int]], str]
+_DecodeFn: TypeAlias = Callable[[Sequence[int]], str]
 
-_PICTURES: dict[int, int | str] = {
+_CONTROL_PICTURES: dict[int, int | str] = {
     **{code: 0x2400 + code for code in range(32)},  # as ␛ for escape: a model must not steer the terminal
     **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
     ord("\n"): "\n",
@@ -33,95 +33,97 @@ _PICTURES: dict[int, int | str] = {
 }
 
 
-def watch(frames: Iterable[Samples], mask: int, delay: float) -> Samples:
+def watch(frames: Iterable[Samples], mask_id: int, delay: float) -> Samples:
     """Show every frame, on a terminal in one place and `delay` seconds apart, else in lines; the last one."""
-    last = deque(_live(frames, mask, delay) if sys.stderr.isatty() else _lines(frames, mask), maxlen=1)
+    last = deque(_show_live(frames, mask_id, delay) if sys.stderr.isatty() else _print_lines(frames, mask_id), maxlen=1)
     return last.pop()
 
 
-def _live(frames: Iterable[Samples], mask: int, delay: float) -> Iterator[Samples]:
+def _show_live(frames: Iterable[Samples], mask_id: int, delay: float) -> Iterator[Samples]:
     from rich.console import Console
     from rich.live import Live
 
     console = Console(stderr=True)
     # Transient: at the end the texts themselves are printed, to stdout.
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        for title, rows, frame in _changes(frames, mask):
-            live.update(_picture(title, rows, console), refresh=True)
+        for title, rows, frame in _styled_frames(frames, mask_id):
+            live.update(_layout(title, rows, console), refresh=True)
             time.sleep(delay)
             yield frame
 
 
-def _lines(frames: Iterable[Samples], mask: int) -> Iterator[Samples]:
-    for title, rows, frame in _changes(frames, mask):
+def _print_lines(frames: Iterable[Samples], mask_id: int) -> Iterator[Samples]:
+    for title, rows, frame in _styled_frames(frames, mask_id):
         print(title, file=sys.stderr)
         for row in rows:
             print("  " + "".join(text for text, _ in row).replace("\n", "⏎"), file=sys.stderr, flush=True)
         yield frame
 
 
-def _changes(frames: Iterable[Samples], mask: int) -> Iterator[tuple[str, list[list[Piece]], Samples]]:
+def _styled_frames(frames: Iterable[Samples], mask_id: int) -> Iterator[tuple[str, list[list[_StyledText]], Samples]]:
     """Each frame with its title and its rows in pieces."""
     before: list[list[int]] | None = None
     gap: str | None = None
     for step, frame in enumerate(frames):
         rows = frame.tokens.tolist()
-        hidden = sum(row.count(mask) for row in rows)
-        decode = _ids if frame.tokenizer is None else frame.tokenizer.decode
-        gap = gap_between_tokens(frame.tokenizer) if gap is None else gap
-        styled = [pieces(row, old, mask, decode, gap) for row, old in zip(rows, before or rows, strict=True)]
+        hidden = sum(row.count(mask_id) for row in rows)
+        decode = _format_ids if frame.tokenizer is None else frame.tokenizer.decode
+        gap = _token_separator(frame.tokenizer) if gap is None else gap
+        styled = [_styled_pieces(row, old, mask_id, decode, gap) for row, old in zip(rows, before or rows, strict=True)]
         yield f"step {step}: {hidden} still hidden", styled, frame
         before = rows
 
 
-def pieces(row: Sequence[int], before: Sequence[int], mask: int, decode: Decode, gap: str) -> list[Piece]:
+def _styled_pieces(
+    ids: Sequence[int], before: Sequence[int], mask_id: int, decode: _DecodeFn, separator: str
+) -> list[_StyledText]:
     """A row in pieces of one style each: hidden tokens, tokens that are other than `before`, and the rest."""
-    found: list[Piece] = []
-    for hidden, run in groupby(range(len(row)), key=lambda i: row[i] == mask):
+    found: list[_StyledText] = []
+    for hidden, run in groupby(range(len(ids)), key=lambda i: ids[i] == mask_id):
         places = list(run)
         if hidden:
-            found += [(gap, SETTLED), (gap.join([BLOCK] * len(places)), HIDDEN)]
+            found += [(separator, _OLD_STYLE), (separator.join([_MASK_GLYPH] * len(places)), _MASKED_STYLE)]
         else:
-            fresh = [row[i] != before[i] for i in places]
-            found += [(gap, SETTLED), *_visible([row[i] for i in places], fresh, decode)]
+            fresh = [ids[i] != before[i] for i in places]
+            found += [(separator, _OLD_STYLE), *_decode_run([ids[i] for i in places], fresh, decode)]
     return [piece for piece in found[1:] if piece[0]]
 
 
-def _visible(ids: list[int], fresh: list[bool], decode: Decode) -> Iterator[Piece]:
+def _decode_run(ids: list[int], is_new: list[bool], decode: _DecodeFn) -> Iterator[_StyledText]:
     """The pieces of a run of visible tokens.
 
     Tokens of bytes may be parts of a character, so the run is decoded whole, and cut where its beginnings
     part from it: a character belongs to the piece that completes it.
     """
     text = decode(ids)
-    cuts = [i for i in range(1, len(ids)) if fresh[i] != fresh[i - 1]]
-    ends = [_agreement(decode(ids[:cut]), text) for cut in cuts]
+    cuts = [i for i in range(1, len(ids)) if is_new[i] != is_new[i - 1]]
+    ends = [_common_prefix_length(decode(ids[:cut]), text) for cut in cuts]
     for start, (first, last) in zip([0, *cuts], pairwise([0, *ends, len(text)]), strict=True):
-        yield text[first:last].translate(_PICTURES), FRESH if fresh[start] else SETTLED
+        yield text[first:last].translate(_CONTROL_PICTURES), _NEW_STYLE if is_new[start] else _OLD_STYLE
 
 
-def _agreement(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """How many characters two texts begin with in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def gap_between_tokens(tokenizer: Tokenizer | None) -> str:
+def _token_separator(tokenizer: Tokenizer | None) -> str:
     """What stands between tokens in a text: nothing, or the space of tokenizers that know words only."""
     if tokenizer is None:
         return " "
-    for token in sorted(tokenizer.inner.get_vocab().values()):
+    for token in sorted(tokenizer.backend.get_vocab().values()):
         word = tokenizer.decode([token])
         if word.isalnum():
             return " " if tokenizer.decode([token, token]) == f"{word} {word}" else ""
     return ""
 
 
-def _ids(ids: Sequence[int]) -> str:
+def _format_ids(ids: Sequence[int]) -> str:
     """The text of a model without tokenizer."""
     return " ".join(map(str, ids))
 
 
-def _picture(title: str, rows: list[list[Piece]], console: Console) -> Group:
+def _layout(title: str, rows: list[list[_StyledText]], console: Console) -> Group:
     """The rows one below the other, folded; of a tall picture, the part where the first hole is."""
     from rich.console import Group
     from rich.text import Text
@@ -129,9 +131,9 @@ def _picture(title: str, rows: list[list[Piece]], console: Console) -> Group:
     lines: list[Text] = []
     for number, row in enumerate(rows):
         if number:
-            lines.append(Text("─" * min(8, console.width), style=HIDDEN))
+            lines.append(Text("─" * min(8, console.width), style=_MASKED_STYLE))
         lines += Text.assemble(*row).wrap(console, console.width, overflow="fold")
     height = max(1, console.height - 2)
-    first = next((i for i, line in enumerate(lines) if BLOCK in line.plain), len(lines))
-    top = max(0, min(first - CONTEXT, len(lines) - height))
+    first = next((i for i, line in enumerate(lines) if _MASK_GLYPH in line.plain), len(lines))
+    top = max(0, min(first - _CONTEXT_LINES, len(lines) - height))
     return Group(Text(title, style="bold"), *lines[top : top + height])

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from unmask.config import is_number
-from unmask.types import DamagedError, LogX
+from unmask.types import LogX, NonFiniteError
 
-GROUP = 128
+_GROUP_SIZE = 128
 """Tokens whose weights are summed at once."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplingParams:
     """How a token is chosen from its distribution: temperature, then the top k, then the top p.
 
     Temperature 0 takes the most probable token. `top_p` keeps the smallest set of tokens whose
@@ -35,17 +35,16 @@ class Choice:
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or not 0 <= self.temperature < torch.inf:
             raise ValueError(
-                "temperature must be 0 (the most probable token) or a finite number above;"
-                f" got {self.temperature!r}"
+                f"temperature must be 0 (the most probable token) or a finite number above; got {self.temperature!r}"
             )
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k must keep at least 1 token; got {self.top_k!r}")
         if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
 
-    def weights(self, log_x: LogX) -> Tensor:
+    def probabilities(self, log_x: LogX) -> Tensor:
         """What is chosen from: [N, V], each line with the same sum as exp(log_x); to be summed in float64."""
-        if self == Choice():  # exp in float32 is right to a part in 10^7
+        if self == SamplingParams():  # exp in float32 is right to a part in 10^7
             return log_x.exp()
         log_x = log_x.double()
         mass = log_x.exp().sum(-1, keepdim=True)
@@ -57,45 +56,45 @@ class Choice:
             values, where = p.topk(self.top_k)
             p = torch.zeros_like(p).scatter_(-1, where, values)
         if self.top_p is not None:
-            p = _nucleus(p / p.sum(-1, keepdim=True), self.top_p)
+            p = _filter_top_p(p / p.sum(-1, keepdim=True), self.top_p)
         return p / p.sum(-1, keepdim=True) * mass
 
 
-def _nucleus(p: Tensor, top_p: float) -> Tensor:
+def _filter_top_p(p: Tensor, top_p: float) -> Tensor:
     ordered, where = p.sort(descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     kept = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, where, before < top_p)
     return p.where(kept, 0)
 
 
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform a line."""
     groups = _group_sums(weights)
     cumulative = groups.cumsum(-1)
     total = cumulative[:, -1:]
     if total.numel() and not all(0 < float(end) < torch.inf for end in total.aminmax()):  # or NaN
-        raise DamagedError(
+        raise NonFiniteError(
             "the network's log-probabilities are NaN or give no token any probability;"
             " its weights are damaged or its input is out of range"
         )
-    group, rest = _found(cumulative, uniform[:, None] * total)
-    tokens = GROUP * group + torch.arange(GROUP, device=group.device)
+    group, rest = _search_cdf(cumulative, uniform[:, None] * total)
+    tokens = _GROUP_SIZE * group + torch.arange(_GROUP_SIZE, device=group.device)
     last = weights.shape[-1] - 1
     within = weights.gather(-1, tokens.clamp(max=last)).double().masked_fill_(tokens > last, 0)
-    token, _ = _found(within.cumsum(-1), rest)
-    return (GROUP * group + token)[:, 0]
+    token, _ = _search_cdf(within.cumsum(-1), rest)
+    return (_GROUP_SIZE * group + token)[:, 0]
 
 
 def _group_sums(weights: Tensor) -> Tensor:
     """float64 [N, groups]; the last group may be a smaller one."""
-    whole = weights.shape[-1] // GROUP * GROUP
+    whole = weights.shape[-1] // _GROUP_SIZE * _GROUP_SIZE
     first, last = weights[:, :whole], weights[:, whole:]
-    sums = [torch.unflatten(first, -1, (-1, GROUP))] if whole else []
+    sums = [torch.unflatten(first, -1, (-1, _GROUP_SIZE))] if whole else []
     sums += [last[:, None]] if whole < weights.shape[-1] else []
     return torch.cat([each.sum(-1, dtype=torch.float64) for each in sums], -1)
 
 
-def _found(cumulative: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _search_cdf(cumulative: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The first [N, 1] whose cumulative sum [N, n] is above the value [N, 1], and by how much the value is
     above the sum before. A value that rounding has brought to the last sum is taken as just below it."""
     total = cumulative[:, -1:]

@@ -13,39 +13,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SEED_BITS = 64
+_SEED_BITS = 64
 """User seeds are below 2^64; the upper half of Philox's 128-bit key tells streams of one seed apart."""
 
 
-def substream(seed: int, stream: int) -> int:
+def derive_seed(seed: int, stream: int) -> int:
     """The seed of stream number `stream` of `seed`: stream 0 is the seed itself."""
-    return (seed % (1 << SEED_BITS)) | (stream << SEED_BITS)
+    return (seed % (1 << _SEED_BITS)) | (stream << _SEED_BITS)
 
 
-class _Kept(threading.local):
+class _ThreadGenerator(threading.local):
     """A generator for each thread: re-keying one is five times cheaper than building one."""
 
     def __init__(self) -> None:
-        self.bits = np.random.Philox(key=0)
-        self.generator = np.random.Generator(self.bits)
-        self.state = self.bits.state
-        self.fresh = int(self.state["buffer_pos"])
+        self.bit_generator = np.random.Philox(key=0)
+        self.generator = np.random.Generator(self.bit_generator)
+        self.state = self.bit_generator.state
+        self.fresh_buffer_pos = int(self.state["buffer_pos"])
 
 
-_KEPT = _Kept()
+_GENERATOR = _ThreadGenerator()
 
 
-def uniforms(seeds: Sequence[int], size: int, draw: int = 0) -> Tensor:
+def seeded_uniform(seeds: Sequence[int], size: int, draw: int = 0) -> Tensor:
     """float64 [len(seeds), size] in [0, 1): row b depends on `seeds[b]` and `draw`.
 
     Philox is counter-based: the key is the seed, the counter's top word is the draw.
     """
     out = np.empty((len(seeds), size))
-    bits, state = _KEPT.bits, _KEPT.state
+    bits, state = _GENERATOR.bit_generator, _GENERATOR.state
     for row, seed in enumerate(seeds):
-        state["state"]["key"][:] = (seed % (1 << SEED_BITS), seed >> SEED_BITS)
+        state["state"]["key"][:] = (seed % (1 << _SEED_BITS), seed >> _SEED_BITS)
         state["state"]["counter"][:] = (0, 0, 0, draw)
-        state["buffer_pos"] = _KEPT.fresh
+        state["buffer_pos"] = _GENERATOR.fresh_buffer_pos
         bits.state = state
-        _KEPT.generator.random(out=out[row])
+        _GENERATOR.generator.random(out=out[row])
     return torch.from_numpy(out)

@@ -37,14 +37,14 @@ class Masking:
 
     def pi(self, vocab: Vocab) -> Tensor:
         """The distribution that noise draws from."""
-        return torch.nn.functional.one_hot(torch.tensor(vocab.mask), vocab.size).double()
+        return torch.nn.functional.one_hot(torch.tensor(vocab.mask_id), vocab.size).double()
 
     def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
         """z_t ~ q(. | x): masked where uniform < 1 - alpha."""
-        return torch.where(uniform < 1 - alpha, vocab.mask, x)
+        return torch.where(uniform < 1 - alpha, vocab.mask_id, x)
 
     @staticmethod
-    def reveal(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    def unmask_prob(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """P(z_s = x | z_t = mask) = (alpha_s - alpha_t) / (1 - alpha_t)."""
         return (alpha_s - alpha_t) / (1 - alpha_t).clamp(min=torch.finfo(alpha_t.dtype).tiny)
 
@@ -58,14 +58,14 @@ class UniformNoise:
     def pi(self, vocab: Vocab) -> Tensor:
         """The distribution that noise draws from."""
         pi = torch.full((vocab.size,), 1 / (vocab.size - 1), dtype=torch.float64)
-        pi[vocab.mask] = 0
+        pi[vocab.mask_id] = 0
         return pi
 
     def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
         """z_t ~ q(. | x): where uniform < 1 - alpha, the rest of that uniform picks the clean token."""
         share = (uniform / (1 - alpha)).nan_to_num()
         token = (share * (vocab.size - 1)).long().clamp(max=vocab.size - 2)
-        return torch.where(uniform < 1 - alpha, token + (token >= vocab.mask), x)
+        return torch.where(uniform < 1 - alpha, token + (token >= vocab.mask_id), x)
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class BlockMasking:
     """From left to right in blocks of `block` tokens, by masking within a block: those before it are
     clean."""
 
-    block: int
+    block_size: int
     schedule: AnySchedule = LogLinear()
 
     @property
-    def within(self) -> Masking:
+    def inner(self) -> Masking:
         """What happens inside a block."""
         return Masking(self.schedule)
 

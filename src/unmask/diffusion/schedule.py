@@ -19,16 +19,14 @@ import torch
 from torch import Tensor
 
 
-def _off_zero(t: Tensor) -> Tensor:
+def _clamp_off_zero(t: Tensor) -> Tensor:
     """t, but never so small that 1/t overflows."""
     return t.clamp(min=torch.finfo(t.dtype).tiny ** 0.5)
 
 
-def _check_eps(eps: float) -> None:
+def _validate_eps(eps: float) -> None:
     if not 0 <= eps < 1:
-        raise ValueError(
-            f"eps, the share of tokens that stays visible at t = 1, must be in [0, 1); got {eps}"
-        )
+        raise ValueError(f"eps, the share of tokens that stays visible at t = 1, must be in [0, 1); got {eps}")
 
 
 class Schedule(ABC):
@@ -68,7 +66,7 @@ class LogLinear(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_eps(self.eps)
+        _validate_eps(self.eps)
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - (1 - self.eps) * t
@@ -80,7 +78,7 @@ class LogLinear(Schedule):
         return torch.full_like(t, self.eps - 1)
 
     def weight(self, t: Tensor) -> Tensor:
-        return 1 / _off_zero(t)
+        return 1 / _clamp_off_zero(t)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Cosine(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_eps(self.eps)
+        _validate_eps(self.eps)
 
     def alpha(self, t: Tensor) -> Tensor:
         return self.eps + (1 - self.eps) * torch.cos(t * (math.pi / 2)).clamp(min=0)
@@ -99,7 +97,7 @@ class Cosine(Schedule):
         return -(1 - self.eps) * (math.pi / 2) * torch.sin(t * (math.pi / 2))
 
     def weight(self, t: Tensor) -> Tensor:
-        return (math.pi / 2) / torch.tan(_off_zero(t) * (math.pi / 4))
+        return (math.pi / 2) / torch.tan(_clamp_off_zero(t) * (math.pi / 4))
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class CosineSquared(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_eps(self.eps)
+        _validate_eps(self.eps)
 
     def alpha(self, t: Tensor) -> Tensor:
         return self.eps + (1 - self.eps) * torch.cos(t * (math.pi / 2)).square()
@@ -119,7 +117,7 @@ class CosineSquared(Schedule):
 
     def weight(self, t: Tensor) -> Tensor:
         # The tangent of pi/2 is finite and, in float32, negative.
-        return (math.pi / torch.tan(_off_zero(t) * (math.pi / 2))).clamp(min=0)
+        return (math.pi / torch.tan(_clamp_off_zero(t) * (math.pi / 2))).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -136,10 +134,10 @@ class Polynomial(Schedule):
         return 1 - t**self.power
 
     def dalpha(self, t: Tensor) -> Tensor:
-        return -self.power * _off_zero(t) ** (self.power - 1)
+        return -self.power * _clamp_off_zero(t) ** (self.power - 1)
 
     def weight(self, t: Tensor) -> Tensor:
-        return self.power / _off_zero(t)
+        return self.power / _clamp_off_zero(t)
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class Hyperbolic(Schedule):
         return -math.exp(self.speed) / (1 + math.expm1(self.speed) * t).square()
 
     def weight(self, t: Tensor) -> Tensor:
-        t = _off_zero(t)
+        t = _clamp_off_zero(t)
         return 1 / (t * (1 + math.expm1(self.speed) * t))
 
 
@@ -183,7 +181,7 @@ class RateSchedule(Schedule):
         return -self.rate(t) * self.alpha(t)
 
     def weight(self, t: Tensor) -> Tensor:
-        t = _off_zero(t)
+        t = _clamp_off_zero(t)
         return self.rate(t) / torch.expm1(self.sigma(t)).clamp(min=torch.finfo(t.dtype).tiny)
 
 
@@ -224,7 +222,7 @@ class LinearSigma(RateSchedule):
 
 
 @dataclass(frozen=True)
-class FromRate(RateSchedule):
+class IntegratedRate(RateSchedule):
     """alpha = exp(-integral of beta from 0 to t), for any masking rate `beta(t) >= 0` written in torch.
 
     Gauss-Legendre quadrature on cells that shrink towards both ends, so a rate that diverges at t = 1
@@ -232,7 +230,7 @@ class FromRate(RateSchedule):
     """
 
     beta: Callable[[Tensor], Tensor]
-    cells: int = 256
+    num_cells: int = 256
 
     def __post_init__(self) -> None:
         rate = self.rate(torch.linspace(0, 1, 1001, dtype=torch.float64))
@@ -248,7 +246,7 @@ class FromRate(RateSchedule):
     def sigma(self, t: Tensor) -> Tensor:
         edges, total = (table.to(t.device) for table in self._table)
         fine = t.double()
-        cell = (torch.searchsorted(edges, fine.detach(), right=True) - 1).clamp(0, self.cells - 1)
+        cell = (torch.searchsorted(edges, fine.detach(), right=True) - 1).clamp(0, self.num_cells - 1)
         return (total[cell] + self._integral(edges[cell], fine)).to(t.dtype)
 
     def _integral(self, low: Tensor, high: Tensor) -> Tensor:
@@ -261,11 +259,11 @@ class FromRate(RateSchedule):
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """The cells' edges and the integral up to each."""
-        edges = (1 - torch.cos(torch.linspace(0, math.pi, self.cells + 1, dtype=torch.float64))) / 2
+        edges = (1 - torch.cos(torch.linspace(0, math.pi, self.num_cells + 1, dtype=torch.float64))) / 2
         steps = self._integral(edges[:-1], edges[1:])
         return edges, torch.cat([torch.zeros(1, dtype=torch.float64), steps.cumsum(0)])
 
 
 AnySchedule: TypeAlias = (
-    LogLinear | Cosine | CosineSquared | Geometric | LinearSigma | Polynomial | Hyperbolic | FromRate
+    LogLinear | Cosine | CosineSquared | Geometric | LinearSigma | Polynomial | Hyperbolic | IntegratedRate
 )

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Rule: TypeAlias = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+_Rule: TypeAlias = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
 @dataclass(frozen=True)
-class Detokenizer:
+class _Detokenizer:
     """Rules (pattern, replacement), carried out one after the other."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[_Rule, ...]
 
     def __call__(self, text: str) -> str:
         for pattern, replacement in self.rules:
@@ -31,11 +31,11 @@ class Detokenizer:
         return text
 
 
-def _literal(old: str, new: str) -> Rule:
+def _literal(old: str, new: str) -> _Rule:
     return re.compile(re.escape(old)), new
 
 
-def _hugged(opening: str, closing: str) -> Rule:
+def _strip_inside(opening: str, closing: str) -> _Rule:
     """Nothing blank inside of a pair, which ends at the first closing mark."""
     inner = f"[^{re.escape(closing)}]"
     # A * before a lazy group and another after it would try every division of a long run of spaces.
@@ -43,24 +43,24 @@ def _hugged(opening: str, closing: str) -> Rule:
     return pattern, lambda match: f"{opening}{match[1].strip()}{closing}"
 
 
-def _enclosed(opening: str, closing: str) -> Rule:
+def _unpad_inside(opening: str, closing: str) -> _Rule:
     """`( a )` to `(a)`: one space on both sides, and no such mark between them."""
     inner = f"[^{re.escape(opening + closing)}]"
     pattern = re.compile(f"{re.escape(opening)} ({inner}+) {re.escape(closing)}")
     return pattern, lambda match: f"{opening}{match[1]}{closing}"
 
 
-def _followed(mark: str) -> Rule:
+def _attach_left(mark: str) -> _Rule:
     """No space before a mark between two spaces."""
     return _literal(f" {mark} ", f"{mark} ")
 
 
-WIKITEXT = Detokenizer(
+WIKITEXT = _Detokenizer(
     (
         _literal("s '", "s'"),
         *(_literal(f" @{mark}@ ", mark) for mark in "-,."),
-        *map(_followed, ":;.!?,"),
-        *(_hugged(*pair) for pair in ("()", "[]", "{}", '""', "''")),
+        *map(_attach_left, ":;.!?,"),
+        *(_strip_inside(*pair) for pair in ("()", "[]", "{}", '""', "''")),
         *(_literal(" ".join("=" * depth), "=" * depth) for depth in (4, 3, 2)),
         _literal(" ° ", "°"),
         _literal(" \n", "\n"),
@@ -70,7 +70,7 @@ WIKITEXT = Detokenizer(
     )
 )
 
-PTB = Detokenizer(
+PTB = _Detokenizer(
     (
         _literal(" 's", "'s"),
         _literal("s ' ", "s' "),
@@ -84,23 +84,23 @@ PTB = Detokenizer(
     )
 )
 
-LM1B = Detokenizer(
+LM1B = _Detokenizer(
     (
         _literal("http : / / ", "http://"),
         _literal("https : / / ", "https://"),
         (re.compile(r" (?='\w)"), ""),
         (re.compile(r" (\w+) \. "), r" \1. "),
         (re.compile(r" (\w+) \.$"), r" \1."),
-        *(rule for mark in "?!" for rule in (_followed(mark), (re.compile(rf" \{mark}$"), mark))),
-        *map(_followed, ",:;"),
+        *(rule for mark in "?!" for rule in (_attach_left(mark), (re.compile(rf" \{mark}$"), mark))),
+        *map(_attach_left, ",:;"),
         _literal(" / ", "/"),
-        *(_enclosed(*pair) for pair in ('""', "''", "()", "[]")),
+        *(_unpad_inside(*pair) for pair in ('""', "''", "()", "[]")),
         _literal("$ ", "$"),
         _literal("£ ", "£"),
     )
 )
 
-LAMBADA = Detokenizer(
+LAMBADA = _Detokenizer(
     (
         (re.compile("[“”]"), '"'),
         (re.compile(r"\s+\Z"), ""),
@@ -108,5 +108,5 @@ LAMBADA = Detokenizer(
     )
 )
 
-PAPERS = Detokenizer(WIKITEXT.rules + LM1B.rules)
+SCIENTIFIC_PAPERS = _Detokenizer(WIKITEXT.rules + LM1B.rules)
 """Scientific papers: WikiText's rules, then LM1B's."""

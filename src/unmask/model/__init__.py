@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unmask.model.denoiser import Denoiser, ModelConfig
-from unmask.model.language import LanguageModel
+from unmask.model.language_model import LanguageModel
 from unmask.model.samples import Completions, Samples
 
 __all__ = ["Completions", "Denoiser", "LanguageModel", "ModelConfig", "Samples"]

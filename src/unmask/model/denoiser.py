@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from unmask.backbones import AnyBackbone
+from unmask.backbones.attention_mask import AttentionStages
 from unmask.backbones.base import Backbone
-from unmask.backbones.head import in_parts
-from unmask.backbones.masks import Order
-from unmask.backbones.products import pack
 from unmask.diffusion.process import LeftToRight, Process
 from unmask.objectives import AnyObjective
-from unmask.objectives.reading import Reading, log_x
-from unmask.types import DamagedError, Each, Rows, Times, Tokens, Vocab
+from unmask.objectives.log_prob_row_fn import LogProbRowFn, log_probs_inplace
+from unmask.ops.chunked_head import chunked_head
+from unmask.ops.linear import prepack
+from unmask.types import NonFiniteError, Positions, RowFn, Times, Tokens, Vocab
 
-PACKED = 1 << 30
+_MAX_PREPACK_BYTES = 1 << 30
 """Bytes of matrices up to which memory is spent on a second copy."""
 
 
@@ -27,19 +27,17 @@ PACKED = 1 << 30
 class ModelConfig:
     """All that a folder must say to rebuild a denoiser.
 
-    `tells_sigma`: the network is told -log alpha(t) instead of t, as published weights expect.
+    `condition_on_sigma`: the network is told -log alpha(t) instead of t, as published weights expect.
     """
 
     vocab: Vocab
     backbone: AnyBackbone
     objective: AnyObjective
-    tells_sigma: bool = False
+    condition_on_sigma: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, get_args(AnyObjective)):
-            raise ValueError(
-                f"the objective must be one of unmask's, as in unmask.MDLM(); got {self.objective!r}"
-            )
+            raise ValueError(f"the objective must be one of unmask's, as in unmask.MDLM(); got {self.objective!r}")
 
     def build(self) -> Denoiser:
         """A denoiser with fresh weights."""
@@ -52,7 +50,7 @@ class Denoiser(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.in_bf16 = False
+        self.use_bf16 = False
         self.backbone: Backbone = config.backbone.build(config.vocab)
         if self.backbone.causal != isinstance(self.process, LeftToRight):
             raise ValueError(
@@ -76,14 +74,14 @@ class Denoiser(nn.Module):
         return self.config.objective.process
 
     @property
-    def normalised(self) -> bool:
+    def normalized(self) -> bool:
         """Whether every line of log_x sums to one."""
-        return self.config.objective.normalised
+        return self.config.objective.normalized
 
     @property
-    def timeless(self) -> bool:
+    def time_independent(self) -> bool:
         """Whether the answer depends on z alone."""
-        return not self.backbone.timed and not self.config.objective.reads_alpha
+        return not self.backbone.time_conditioned and not self.config.objective.depends_on_alpha
 
     @property
     def max_length(self) -> int | None:
@@ -91,47 +89,47 @@ class Denoiser(nn.Module):
         return self.backbone.max_length
 
     @property
-    def shifted(self) -> bool:
+    def shift_logits(self) -> bool:
         """Whether a token is predicted where the one before it is read."""
-        return self.backbone.shifted
+        return self.backbone.shift_logits
 
     def forward(
         self,
         z: Tokens,
         t: Times,
-        rows: Rows,
+        positions: Positions,
         *,
-        each: Each | None = None,
-        which: Tensor | None = None,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
         **context: Any,
     ) -> Tensor:
         """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
-        self._check(z, t, rows, context.get("order"))
-        with torch.autocast(z.device.type, torch.bfloat16) if self.in_bf16 else nullcontext():
-            hidden = self._encoded(z, self._told(t), rows, **context)
-        alpha = self._visible_share(z, t, rows)
-        if each is None:
-            said = log_x(self.objective, self.backbone.head(hidden), alpha, self.vocab)
+        self._validate_inputs(z, t, positions, context.get("stages"))
+        with torch.autocast(z.device.type, torch.bfloat16) if self.use_bf16 else nullcontext():
+            hidden = self._encode(z, self._time_input(t), positions, **context)
+        alpha = self._alpha(z, t, positions)
+        if row_fn is None:
+            said = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
         else:
-            head, reading = self.backbone.output, Reading(self.objective, alpha, self.vocab, each)
-            said = in_parts(hidden, head.weight, head.bias, reading)
+            head, reading = self.backbone.lm_head, LogProbRowFn(self.objective, alpha, self.vocab, row_fn)
+            said = chunked_head(hidden, head.weight, head.bias, reading)
         # In training the loop looks at the loss itself, and skips the step.
-        if not self.training and bool(self._probe(said, each).isnan().any()):
-            raise DamagedError("the network's log-probabilities are NaN; its weights are damaged")
+        if not self.training and bool(self._nan_probe(said, row_fn).isnan().any()):
+            raise NonFiniteError("the network's log-probabilities are NaN; its weights are damaged")
         return said
 
-    def _encoded(self, z: Tokens, told: Tensor, rows: Rows, **context: Any) -> Tensor:
+    def _encode(self, z: Tokens, time_input: Tensor, positions: Positions, **context: Any) -> Tensor:
         """Sequences that are all the same, as they are before anything is written, are read once."""
         alike = len(z) > 1 and not self.training and not torch.is_grad_enabled()
         alike = alike and all(each is None for each in context.values()) and bool((z == z[:1]).all())
-        if not alike or (self.backbone.timed and not bool((told == told[:1]).all())):
-            return self.backbone.encode(z, told, rows, **context)
-        place = rows.nonzero()[:, 1] if isinstance(rows, Tensor) else rows[1]
-        return self.backbone.encode(z[:1], told[:1], (torch.zeros_like(place), place))
+        if not alike or (self.backbone.time_conditioned and not bool((time_input == time_input[:1]).all())):
+            return self.backbone.encode(z, time_input, positions, **context)
+        place = positions.nonzero()[:, 1] if isinstance(positions, Tensor) else positions[1]
+        return self.backbone.encode(z[:1], time_input[:1], (torch.zeros_like(place), place))
 
-    def _probe(self, said: Tensor, each: Each | None) -> Tensor:
+    def _nan_probe(self, values: Tensor, row_fn: RowFn | None) -> Tensor:
         """Numbers that are NaN if any is; one of a line is enough where lines are normalised all at once."""
-        return said[:, 0] if each is None and self.objective.softmax else said
+        return values[:, 0] if row_fn is None and self.objective.is_softmax else values
 
     def to_bf16(self) -> None:
         """From now on compute hidden states with products of bfloat16 numbers, the logits as before.
@@ -141,53 +139,51 @@ class Denoiser(nn.Module):
         """
         if any(".parametrizations." in name for name, _ in self.named_parameters()):
             raise ValueError("this network has low-rank differences that are not merged yet")
-        self.in_bf16 = True
+        self.use_bf16 = True
         for module in self.backbone.modules():
-            if isinstance(module, nn.Linear) and module is not self.backbone.output:
+            if isinstance(module, nn.Linear) and module is not self.backbone.lm_head:
                 module.weight.data = module.weight.data.bfloat16()
 
-    def pack(self) -> None:
+    def prepack(self) -> None:
         """From now on, keep the matrices a second time, in the order in which products read them fastest.
 
-        Nothing else changes. A network of more than PACKED bytes stays as it is, and so do devices whose
+        Nothing else changes. A network of more than _MAX_PREPACK_BYTES bytes stays as it is, and so do devices whose
         products do not gain.
         """
-        weights = list(self.backbone.matrices())
-        if sum(weight.nbytes for weight in weights) <= PACKED:
+        weights = list(self.backbone.linear_weights())
+        if sum(weight.nbytes for weight in weights) <= _MAX_PREPACK_BYTES:
             for weight in weights:
-                pack(weight)
+                prepack(weight)
 
-    def _told(self, t: Times) -> Tensor:
+    def _time_input(self, t: Times) -> Tensor:
         process = self.process
-        if self.config.tells_sigma and not isinstance(process, LeftToRight):
+        if self.config.condition_on_sigma and not isinstance(process, LeftToRight):
             return process.schedule.sigma(t)
         return t
 
-    def _visible_share(self, z: Tokens, t: Times, rows: Rows) -> Tensor:
+    def _alpha(self, z: Tokens, t: Times, positions: Positions) -> Tensor:
         """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
         process = self.process
         if isinstance(process, LeftToRight):
-            return torch.zeros_like(z[rows], dtype=torch.float32)[:, None]
-        alpha = process.schedule.alpha(t).expand(z.shape)[rows]
-        return torch.where(z[rows] == self.vocab.mask, alpha, 0)[:, None]
+            return torch.zeros_like(z[positions], dtype=torch.float32)[:, None]
+        alpha = process.schedule.alpha(t).expand(z.shape)[positions]
+        return torch.where(z[positions] == self.vocab.mask_id, alpha, 0)[:, None]
 
-    def _check(self, z: Tokens, t: Times, rows: Rows, order: Order | None) -> None:
+    def _validate_inputs(self, z: Tokens, t: Times, positions: Positions, stages: AttentionStages | None) -> None:
         if z.ndim != 2:
             raise ValueError(f"tokens must be [B, L]; got shape {list(z.shape)}")
-        if isinstance(rows, Tensor) and (rows.shape != z.shape or rows.dtype != torch.bool):
+        if isinstance(positions, Tensor) and (positions.shape != z.shape or positions.dtype != torch.bool):
             raise ValueError(
                 f"rows must be booleans of the tokens' shape {list(z.shape)};"
-                f" got {rows.dtype} {list(rows.shape)}"
+                f" got {positions.dtype} {list(positions.shape)}"
             )
-        self.vocab.check(z)
+        self.vocab.validate(z)
         # A token that is read twice, hidden and clean, is one of the text.
-        length = z.shape[1] if order is None else order.places
+        length = z.shape[1] if stages is None else stages.num_positions
         if self.max_length is not None and length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}")
         if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
-            raise ValueError(
-                f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}"
-            )
+            raise ValueError(f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}")
         if not bool(((t >= 0) & (t <= 1)).all()):
             worst = float(t.flatten()[((t - 0.5).abs().nan_to_num(torch.inf)).argmax()])
             raise ValueError(f"times must be in [0, 1], 0 for data and 1 for all mask; got {worst}")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unmask.data.tokenizer import Tokenizer
+from unmask.data.tokenizers.tokenizer import Tokenizer
 from unmask.types import Tokens
 
-SHOWN, LONGEST_SHOWN = 4, 60
+_MAX_SHOWN_TEXTS, _MAX_SHOWN_CHARS = 4, 60
 """How many texts a representation shows, and how much of each."""
 
 
@@ -18,22 +18,20 @@ class Samples:
     """What a sampler wrote: ids [n, L], how often the network was called, and the texts."""
 
     tokens: Tokens
-    network_calls: int
-    head_rows: int
+    nfe: int
+    num_queries: int
     tokenizer: Tokenizer | None
 
     def __repr__(self) -> str:
-        rows: list[object] = [*(self.ids if self.tokenizer is None or not self._readable else self.texts)]
+        rows: list[object] = [*(self.ids if self.tokenizer is None or not self._is_decodable else self.texts)]
         shown = [
-            text if len(text := repr(row)) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..." for row in rows
+            text if len(text := repr(row)) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..." for row in rows
         ]
-        more = [] if len(shown) <= SHOWN else [f"and {len(shown) - SHOWN:,} more"]
-        return (
-            f"{type(self).__name__}({', '.join([*shown[:SHOWN], *more])}; {self.network_calls} network calls)"
-        )
+        more = [] if len(shown) <= _MAX_SHOWN_TEXTS else [f"and {len(shown) - _MAX_SHOWN_TEXTS:,} more"]
+        return f"{type(self).__name__}({', '.join([*shown[:_MAX_SHOWN_TEXTS], *more])}; {self.nfe} network calls)"
 
     @property
-    def _readable(self) -> bool:
+    def _is_decodable(self) -> bool:
         """Whether all of it is text by now: while it is being written, it has masks."""
         try:
             return bool(self.texts)
@@ -63,11 +61,11 @@ class Samples:
 class Completions(Samples):
     """What was written after prompts of different lengths: `written` are its places [n, L]."""
 
-    written: Tensor
-    end: int | None
+    completion_mask: Tensor
+    eos_id: int | None
 
     @property
     def ids(self) -> list[list[int]]:
         """The ids after each prompt, up to the one that ends a text."""
-        rows = [row[new].tolist() for row, new in zip(self.tokens, self.written, strict=True)]
-        return [row[: row.index(self.end)] if self.end in row else row for row in rows]
+        rows = [row[new].tolist() for row, new in zip(self.tokens, self.completion_mask, strict=True)]
+        return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]

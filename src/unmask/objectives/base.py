@@ -17,20 +17,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.diffusion.denoise import Denoise
-from unmask.diffusion.noise import substream, uniforms
+from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise import derive_seed, seeded_uniform
 from unmask.diffusion.process import BlockMasking, Masking, Process, UniformNoise
 from unmask.diffusion.schedule import AnySchedule, LogLinear, Schedule
-from unmask.diffusion.times import (
+from unmask.diffusion.time_sampling import (
     AnyTimes,
-    Moment,
+    NoiseLevel,
     UniformTimes,
-    continuous_moment,
-    counted_moment,
-    evened,
-    stratified,
+    continuous_level,
+    fixed_count_level,
+    rank_uniform,
+    stratified_uniform,
 )
-from unmask.types import Batch, Each, LogX, Vocab
+from unmask.types import Batch, LogX, RowFn, Vocab
 
 
 class Objective(ABC):
@@ -43,25 +43,25 @@ class Objective(ABC):
 
     @property
     @abstractmethod
-    def normalised(self) -> bool:
+    def normalized(self) -> bool:
         """Whether every line of `read` sums to one."""
 
     @property
-    def softmax(self) -> bool:
+    def is_softmax(self) -> bool:
         """Whether `read` is a log-softmax over the clean tokens (`subs`)."""
         return False
 
     @property
-    def reads_alpha(self) -> bool:
+    def depends_on_alpha(self) -> bool:
         """Whether `read` depends on alpha, and so on the time."""
         return False
 
     @abstractmethod
-    def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         """log_x [N, V] from logits [N, V]; alpha [N, 1] is the visible share (0 where the row is visible)."""
 
     @abstractmethod
-    def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
+    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
         """Nats [B, L], zero where not counted; their sum's mean over draws bounds -log p(x) from above.
 
         The generator must be in the same state on every rank and micro-batch of a step: rows then get
@@ -73,136 +73,137 @@ class Objective(ABC):
 class MaskedObjective(Objective):
     """Continuous-time masked diffusion; `read` makes the difference between its members.
 
-    `exact_counts`: k of a row's n tokens are hidden, k uniform, instead of each by its own coin: the same
+    `exact_mask_counts`: k of a row's n tokens are hidden, k uniform, instead of each by its own coin: the same
     bound from steadier draws, for networks that are not told the time.
     """
 
     schedule: AnySchedule = LogLinear()
     times: AnyTimes = UniformTimes()
-    exact_counts: bool = False
+    exact_mask_counts: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             raise ValueError(
-                "a schedule must be one of unmask.diffusion.schedule's, as in Cosine();"
-                f" got {self.schedule!r}"
+                f"a schedule must be one of unmask.diffusion.schedule's, as in Cosine(); got {self.schedule!r}"
             )
-        if self.exact_counts and self.reads_alpha:
-            raise ValueError("exact_counts needs an objective that does not read alpha: MDLM or SEDD")
+        if self.exact_mask_counts and self.depends_on_alpha:
+            raise ValueError("exact_mask_counts needs an objective that does not read alpha: MDLM or SEDD")
 
     @property
     def process(self) -> Masking | BlockMasking:
         return Masking(self.schedule)
 
-    def moment(self, u: Tensor) -> Moment:
+    def noise_level(self, u: Tensor) -> NoiseLevel:
         """The moment of noise that u in [0, 1) stands for."""
-        return continuous_moment(self.schedule, u)
+        return continuous_level(self.schedule, u)
 
-    def token_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
-        return self.timed_nll(denoise, batch, generator)[0]
+    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+        return self.nll_and_time(denoiser, batch, generator)[0]
 
-    def timed_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """`token_nll`, and the times that were drawn, [B, 1] or [B, L]."""
-        u, importance, noise = draw_noise(denoise, batch, self.times, generator)
-        moment, noise = self.drawn(denoise, u, noise, batch.counted)
-        z = corrupt(Masking(self.schedule), batch, moment.alpha, noise, denoise.vocab)
-        return self.charge(denoise, batch, z, moment, importance), moment.t
+        u, importance, noise = sample_noise(denoiser, batch, self.times, generator)
+        moment, noise = self.sample_level(denoiser, u, noise, batch.loss_mask)
+        z = corrupt_batch(Masking(self.schedule), batch, moment.alpha, noise, denoiser.vocab)
+        return self.weighted_nll(denoiser, batch, z, moment, importance), moment.t
 
-    def drawn(self, denoise: Denoise, u: Tensor, noise: Tensor, counted: Tensor) -> tuple[Moment, Tensor]:
+    def sample_level(
+        self, denoiser: DenoiserLike, u: Tensor, noise: Tensor, loss_mask: Tensor
+    ) -> tuple[NoiseLevel, Tensor]:
         """The moments that u [B, 1] stands for, and the noise [B, L] as it is to be compared with alpha."""
-        if not self.exact_counts:
-            return self.moment(u), noise
-        if not denoise.timeless:
-            raise ValueError("exact_counts needs a network that is not told the time")
-        return counted_moment(self.schedule, u, counted), evened(noise, counted)
+        if not self.exact_mask_counts:
+            return self.noise_level(u), noise
+        if not denoiser.time_independent:
+            raise ValueError("exact_mask_counts needs a network that is not told the time")
+        return fixed_count_level(self.schedule, u, loss_mask), rank_uniform(noise, loss_mask)
 
-    def charge(self, denoise: Denoise, batch: Batch, z: Tensor, moment: Moment, importance: Tensor) -> Tensor:
+    def weighted_nll(
+        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, level: NoiseLevel, importance: Tensor
+    ) -> Tensor:
         """Nats [B, L] of the step at `moment` for the noisy `z`: the network answers at masked rows only."""
-        rows = (z == denoise.vocab.mask) & batch.counted
-        surprise = Surprise(batch.tokens[rows], at_rows(moment.weight * importance, rows))
-        jump = None if moment.jump is None else at_rows(moment.jump, rows)
+        rows = (z == denoiser.vocab.mask_id) & batch.loss_mask
+        surprise = WeightedNLL(batch.tokens[rows], gather_positions(level.weight * importance, rows))
+        jump = None if level.unmask_prob is None else gather_positions(level.unmask_prob, rows)
 
-        def with_penalty(log_x: LogX, part: slice | Tensor) -> Tensor:
-            fine = penalty(log_x.exp().sum(-1), None if jump is None else jump[part])
-            return surprise(log_x, part) + surprise.weight[part].to(fine) * fine
+        def with_penalty(log_x: LogX, indices: slice | Tensor) -> Tensor:
+            fine = _normalization_penalty(log_x.exp().sum(-1), None if jump is None else jump[indices])
+            return surprise(log_x, indices) + surprise.weight[indices].to(fine) * fine
 
-        price = surprise if self.normalised else with_penalty
-        return scatter(self.asked(denoise, batch, z, moment.t, rows, price), rows)
+        price = surprise if self.normalized else with_penalty
+        return scatter_positions(self.query(denoiser, batch, z, level.t, rows, price), rows)
 
-    def asked(
-        self, denoise: Denoise, batch: Batch, z: Tensor, t: Tensor, rows: Tensor, price: Each
+    def query(
+        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Tensor, row_fn: RowFn
     ) -> Tensor:
         """What the network is charged [N] at the rows of z."""
-        return denoise(z, t, rows, each=price, **batch.context)
+        return denoiser(z, t, positions, row_fn=row_fn, **batch.context)
 
 
 @dataclass(frozen=True)
-class Surprise:
+class WeightedNLL:
     """-weight log_x[x]: what is asked of every line, with tokens x [N] and weights [N] of all of them."""
 
     x: Tensor
     weight: Tensor
 
-    def __call__(self, log_x: LogX, part: slice | Tensor) -> Tensor:
-        nats = -log_x.gather(-1, self.x[part, None])[:, 0]
-        return self.weight[part].to(nats) * nats
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
+        nats = -log_x.gather(-1, self.x[indices, None])[:, 0]
+        return self.weight[indices].to(nats) * nats
 
     @classmethod
-    def of(cls, x: Tensor) -> Surprise:
+    def unweighted(cls, x: Tensor) -> WeightedNLL:
         """Every token counts once."""
         return cls(x, torch.ones_like(x, dtype=torch.float32))
 
 
-def draw_noise(
-    denoise: Denoise, batch: Batch, times: AnyTimes, generator: torch.Generator, parts: int = 1
+def sample_noise(
+    denoiser: DenoiserLike, batch: Batch, times: AnyTimes, generator: torch.Generator, num_blocks: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A checked batch's u in [0, 1) [B, parts], its importance weight, and a uniform for each token [B,
     L]."""
-    check_batch(denoise, batch)
+    validate_batch(denoiser, batch)
     offset = float(torch.rand((), generator=generator, dtype=torch.float64))
     seed = int(torch.randint(2**62, (), generator=generator))
     rows, length = batch.tokens.shape
-    seeds = [substream(seed, batch.first_row + row) for row in range(rows)]
-    u, importance = times.warp(stratified(batch, offset, parts))
-    noise = uniforms(seeds, length)
+    seeds = [derive_seed(seed, batch.row_offset + row) for row in range(rows)]
+    u, importance = times.importance_sample(stratified_uniform(batch, offset, num_blocks))
+    noise = seeded_uniform(seeds, length)
     device = batch.tokens.device
     return u.to(device), importance.to(device), noise.to(device)
 
 
-def check_batch(denoise: Denoise, batch: Batch) -> None:
+def validate_batch(denoiser: DenoiserLike, batch: Batch) -> None:
     """Refuse ids that are no data; padding may be any id."""
-    denoise.vocab.check(batch.tokens)
-    denoise.vocab.check(batch.tokens if batch.valid is None else batch.tokens[batch.valid], data=True)
+    denoiser.vocab.validate(batch.tokens)
+    denoiser.vocab.validate(batch.tokens if batch.valid is None else batch.tokens[batch.valid], clean=True)
 
 
-def corrupt(
-    process: Masking | UniformNoise, batch: Batch, alpha: Tensor, noise: Tensor, vocab: Vocab
-) -> Tensor:
+def corrupt_batch(process: Masking | UniformNoise, batch: Batch, alpha: Tensor, noise: Tensor, vocab: Vocab) -> Tensor:
     """z_t ~ q(. | x) on the counted tokens; the others stay."""
     noisy = process.corrupt(batch.tokens, alpha, noise, vocab)
-    return torch.where(batch.counted, noisy, batch.tokens)
+    return torch.where(batch.loss_mask, noisy, batch.tokens)
 
 
-def penalty(total: Tensor, jump: Tensor | None) -> Tensor:
+def _normalization_penalty(mass: Tensor, unmask_prob: Tensor | None) -> Tensor:
     """((1 - r)/r) log((1 - r)/(1 - r S)): S - 1 for an infinitesimal step, 0 for a certain one (r = 1)."""
-    if jump is None:
-        return total - 1
-    small, certain = jump < 1e-9, jump >= 1
-    r, wide = torch.where(small | certain, 0.5, jump).double(), total.double()
+    if unmask_prob is None:
+        return mass - 1
+    small, certain = unmask_prob < 1e-9, unmask_prob >= 1
+    r, wide = torch.where(small | certain, 0.5, unmask_prob).double(), mass.double()
     between = (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * wide))
-    return torch.where(certain, 0, torch.where(small, wide - 1, between)).to(total)
+    return torch.where(certain, 0, torch.where(small, wide - 1, between)).to(mass)
 
 
-def precise(logits: Tensor) -> Tensor:
+def to_float32(logits: Tensor) -> Tensor:
     """At least float32: probabilities of rare tokens do not survive in 16 bits."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def at_rows(values: Tensor, rows: Tensor) -> Tensor:
+def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
     """The values [B, 1] or [B, L] of the asked rows: [N]."""
-    return values.expand(rows.shape)[rows]
+    return values.expand(positions.shape)[positions]
 
 
-def scatter(values: Tensor, rows: Tensor) -> Tensor:
+def scatter_positions(values: Tensor, positions: Tensor) -> Tensor:
     """[B, L] with `values` [N] at the rows and zero elsewhere."""
-    return values.new_zeros(rows.shape).masked_scatter(rows, values)
+    return values.new_zeros(positions.shape).masked_scatter(positions, values)

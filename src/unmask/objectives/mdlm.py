@@ -11,10 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Masking
-from unmask.diffusion.times import Moment, check_steps, step_moment
-from unmask.objectives.base import MaskedObjective, Surprise, corrupt, draw_noise, precise, scatter
+from unmask.diffusion.time_sampling import NoiseLevel, discrete_level, validate_steps
+from unmask.objectives.base import (
+    MaskedObjective,
+    WeightedNLL,
+    corrupt_batch,
+    sample_noise,
+    scatter_positions,
+    to_float32,
+)
 from unmask.types import Batch, LogX, Vocab
 
 
@@ -34,58 +41,58 @@ class MDLM(MaskedObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None:
-            check_steps(self.steps)
-            if self.exact_counts:
-                raise ValueError("exact_counts is for continuous time; leave steps out")
+            validate_steps(self.steps)
+            if self.exact_mask_counts:
+                raise ValueError("exact_mask_counts is for continuous time; leave steps out")
 
     @property
-    def normalised(self) -> bool:
+    def normalized(self) -> bool:
         return self.zero_masking
 
     @property
-    def softmax(self) -> bool:
+    def is_softmax(self) -> bool:
         return self.zero_masking
 
     @property
-    def reads_alpha(self) -> bool:
+    def depends_on_alpha(self) -> bool:
         return not self.zero_masking
 
-    def moment(self, u: Tensor) -> Moment:
-        return super().moment(u) if self.steps is None else step_moment(self.schedule, self.steps, u)
+    def noise_level(self, u: Tensor) -> NoiseLevel:
+        return super().noise_level(u) if self.steps is None else discrete_level(self.schedule, self.steps, u)
 
-    def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
-        return subs(logits, vocab) if self.zero_masking else absorbing(logits, alpha, vocab)
+    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+        return subs(logits, vocab) if self.zero_masking else _d3pm_log_probs(logits, alpha, vocab)
 
-    def timed_nll(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        nats, t = super().timed_nll(denoise, batch, generator)
-        return (nats if self.carry_over else nats + self._copying(denoise, batch, generator)), t
+    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        nats, t = super().nll_and_time(denoiser, batch, generator)
+        return (nats if self.carry_over else nats + self._carry_over_nll(denoiser, batch, generator)), t
 
-    def _copying(self, denoise: Denoise, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _carry_over_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
         """-log x_theta(x | z_0) on the visible tokens of z_0."""
-        u, _, noise = draw_noise(denoise, batch, self.times, generator)
+        u, _, noise = sample_noise(denoiser, batch, self.times, generator)
         t = torch.zeros_like(u)
-        z = corrupt(Masking(self.schedule), batch, self.schedule.alpha(t), noise, denoise.vocab)
-        rows = (z != denoise.vocab.mask) & batch.counted
-        price = Surprise.of(batch.tokens[rows])
-        return scatter(denoise(z, t, rows, each=price, **batch.context), rows)
+        z = corrupt_batch(Masking(self.schedule), batch, self.schedule.alpha(t), noise, denoiser.vocab)
+        rows = (z != denoiser.vocab.mask_id) & batch.loss_mask
+        price = WeightedNLL.unweighted(batch.tokens[rows])
+        return scatter_positions(denoiser(z, t, rows, row_fn=price, **batch.context), rows)
 
 
 def subs(logits: Tensor, vocab: Vocab) -> LogX:
     """log_softmax over the clean tokens."""
-    return precise(logits).index_fill(-1, _index(vocab, logits), -torch.inf).log_softmax(-1)
+    return to_float32(logits).index_fill(-1, _mask_index(vocab, logits), -torch.inf).log_softmax(-1)
 
 
-def absorbing(logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+def _d3pm_log_probs(logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
     """D3PM's p(z_s | z_t) = q(z_s | z_t, x_theta) where x_theta has mass x_m on the mask.
 
     The posterior's normaliser, 1 - alpha + alpha x_m, divides the reveal of every token v:
     log_x[v] = log x_theta[v] - log(1 + x_m alpha/(1 - alpha)).
     """
-    log_p = precise(logits).log_softmax(-1)
-    mask_mass = log_p[:, vocab.mask, None].exp()
+    log_p = to_float32(logits).log_softmax(-1)
+    mask_mass = log_p[:, vocab.mask_id, None].exp()
     log_x = log_p - torch.log1p(mask_mass * (alpha / (1 - alpha)).to(log_p))
-    return log_x.index_fill(-1, _index(vocab, logits), -torch.inf)
+    return log_x.index_fill(-1, _mask_index(vocab, logits), -torch.inf)
 
 
-def _index(vocab: Vocab, like: Tensor) -> Tensor:
-    return torch.tensor([vocab.mask], device=like.device)
+def _mask_index(vocab: Vocab, like: Tensor) -> Tensor:
+    return torch.tensor([vocab.mask_id], device=like.device)

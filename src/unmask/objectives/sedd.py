@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.objectives.base import MaskedObjective, precise
+from unmask.objectives.base import MaskedObjective, to_float32
 from unmask.types import LogX, Vocab
 
 
@@ -21,10 +21,10 @@ class SEDD(MaskedObjective):
     """Continuous time only: its reverse process has rates, not a T-step posterior."""
 
     @property
-    def normalised(self) -> bool:
+    def normalized(self) -> bool:
         return False
 
-    def read(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         """Logits over log(V - 1): a network that outputs zeros starts at the uniform distribution."""
-        mask = torch.tensor([vocab.mask], device=logits.device)
-        return (precise(logits) - math.log(vocab.size - 1)).index_fill(-1, mask, -torch.inf)
+        mask = torch.tensor([vocab.mask_id], device=logits.device)
+        return (to_float32(logits) - math.log(vocab.size - 1)).index_fill(-1, mask, -torch.inf)

@@ -8,8 +8,8 @@ from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
 from unmask.sampling.autoregressive import Autoregressive
 from unmask.sampling.blockwise import Blockwise
 from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
-from unmask.sampling.remask import Remask
-from unmask.sampling.semi import BY_NAME, WINDOWED, SemiAutoregressive
+from unmask.sampling.remdm import ReMDM
+from unmask.sampling.semi_autoregressive import MASKED_SAMPLERS, SAMPLERS, SemiAutoregressive
 from unmask.sampling.uniform import UniformAncestral
 
 AnySampler: TypeAlias = (
@@ -20,7 +20,7 @@ AnySampler: TypeAlias = (
     | Threshold
     | Factor
     | EntropyBounded
-    | Remask
+    | ReMDM
     | SemiAutoregressive
     | Blockwise
     | UniformAncestral
@@ -28,8 +28,8 @@ AnySampler: TypeAlias = (
 )
 
 __all__ = [
-    "BY_NAME",
-    "WINDOWED",
+    "MASKED_SAMPLERS",
+    "SAMPLERS",
     "Ancestral",
     "AnySampler",
     "Autoregressive",
@@ -39,7 +39,7 @@ __all__ = [
     "Factor",
     "FirstHitting",
     "RandomOrder",
-    "Remask",
+    "ReMDM",
     "SemiAutoregressive",
     "Threshold",
     "UniformAncestral",

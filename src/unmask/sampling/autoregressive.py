@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.backbones.masks import KVCache
-from unmask.diffusion.categorical import Choice
-from unmask.diffusion.denoise import Denoise
-from unmask.diffusion.noise import uniforms
+from unmask.backbones.attention_mask import KVCache
+from unmask.diffusion.categorical import SamplingParams
+from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.process import LeftToRight
-from unmask.objectives.ar import delayed
-from unmask.sampling.base import Drawn, reversed_process, start
+from unmask.objectives.next_token import shift_right
+from unmask.sampling.base import DrawTokens, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
@@ -22,21 +22,21 @@ from unmask.types import Tokens
 class Autoregressive:
     """Fixed tokens are kept wherever they stand, but a hole sees only those before it."""
 
-    choice: Choice = Choice()
+    params: SamplingParams = SamplingParams()
 
-    def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
+    def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each token."""
-        reversed_process(denoise, LeftToRight)
-        z = start(denoise, canvas)
-        hidden = z == denoise.vocab.mask
-        uniform = uniforms(canvas.seeds, z.shape[1], draw=1).to(z.device)
+        require_process(denoiser, LeftToRight)
+        z = init_tokens(denoiser, canvas)
+        hidden = z == denoiser.vocab.mask_id
+        uniform = seeded_uniform(canvas.seeds, z.shape[1], draw=1).to(z.device)
         t = torch.zeros(len(z), 1, device=z.device)
         cache = KVCache()
         for place in hidden.any(0).nonzero()[:, 0].tolist():
-            unread = delayed(z, denoise.vocab)[:, cache.end : place + 1]
+            unread = shift_right(z, denoiser.vocab)[:, cache.end : place + 1]
             rows = torch.zeros_like(unread, dtype=torch.bool)
             rows[:, -1] = hidden[:, place]
-            drawn = Drawn(self.choice, uniform[rows[:, -1], place], denoise.vocab.mask)
+            drawn = DrawTokens(self.params, uniform[rows[:, -1], place], denoiser.vocab.mask_id)
             z = z.clone()
-            z[rows[:, -1], place] = denoise(unread, t, rows, each=drawn, beside=cache.beside())
+            z[rows[:, -1], place] = denoiser(unread, t, rows, row_fn=drawn, cache=cache.view())
             yield z

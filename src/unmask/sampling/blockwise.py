@@ -19,56 +19,56 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from unmask.backbones.masks import KVCache, Order
-from unmask.diffusion.denoise import Around, Denoise
-from unmask.diffusion.noise import substream
+from unmask.backbones.attention_mask import AttentionStages, KVCache
+from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
+from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import BlockMasking, Masking
-from unmask.sampling.base import by_name, remaining_time, reversed_process, start
+from unmask.sampling.base import init_tokens, require_process, resolve_option, time_from_mask_ratio
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence
-from unmask.sampling.semi import AnyWindowSampler, window_sampler
-from unmask.types import Each, Rows, Times, Tokens
+from unmask.sampling.semi_autoregressive import MaskedSampler, resolve_masked_sampler
+from unmask.types import Positions, RowFn, Times, Tokens
 
 
-class Span(NamedTuple):
+class _ReadRange(NamedTuple):
     """The places that a call reads, `first` to `last` - 1, and how many of them from the first on are
     kept."""
 
-    first: int
-    last: int
-    keep: int
+    start: int
+    stop: int
+    num_cached: int
 
 
 @dataclass(frozen=True)
 class NoCache:
     """The whole text is read at every step."""
 
-    def span(self, fresh: bool, first: int, last: int, length: int) -> Span:
+    def read_range(self, first_step: bool, start: int, stop: int, length: int) -> _ReadRange:
         """What is read for the block `first` to `last` - 1 of a text; `fresh`: for the first time."""
-        return Span(0, length, 0)
+        return _ReadRange(0, length, 0)
 
 
 @dataclass(frozen=True)
 class PrefixCache:
     """What is before a block is read once, with the block's first step."""
 
-    def span(self, fresh: bool, first: int, last: int, length: int) -> Span:
+    def read_range(self, first_step: bool, start: int, stop: int, length: int) -> _ReadRange:
         """What is read for the block `first` to `last` - 1 of a text; `fresh`: for the first time."""
-        return Span(0, length, length) if fresh else Span(first, length, 0)
+        return _ReadRange(0, length, length) if first_step else _ReadRange(start, length, 0)
 
 
 @dataclass(frozen=True)
 class DualCache:
     """What is before and after a block is read once, with the block's first step."""
 
-    def span(self, fresh: bool, first: int, last: int, length: int) -> Span:
+    def read_range(self, first_step: bool, start: int, stop: int, length: int) -> _ReadRange:
         """What is read for the block `first` to `last` - 1 of a text; `fresh`: for the first time."""
-        return Span(0, length, length) if fresh else Span(first, last, 0)
+        return _ReadRange(0, length, length) if first_step else _ReadRange(start, stop, 0)
 
 
-AnyCache: TypeAlias = NoCache | PrefixCache | DualCache
+_CachePolicy: TypeAlias = NoCache | PrefixCache | DualCache
 
-CACHES: dict[str, AnyCache] = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
+CACHE_POLICIES: dict[str, _CachePolicy] = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
 """What commands and requests call them."""
 
 
@@ -81,163 +81,166 @@ class Blockwise:
     token `stop` was written: what is left of it is filled with that token.
     """
 
-    size: int | None = None
-    sampler: AnyWindowSampler | str = Confidence(steps=32)
-    cache: AnyCache | str = NoCache()
-    stop: int | None = None
+    block_size: int | None = None
+    sampler: MaskedSampler | str = Confidence(steps=32)
+    cache: _CachePolicy | str = NoCache()
+    eos_id: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampler", window_sampler(self.sampler))
-        object.__setattr__(self, "cache", by_name(self.cache, CACHES, "cache"))
-        if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
-            raise ValueError(f"a block must have at least 1 token; got {self.size!r}")
+        object.__setattr__(self, "sampler", resolve_masked_sampler(self.sampler))
+        object.__setattr__(self, "cache", resolve_option(self.cache, CACHE_POLICIES, "cache"))
+        if self.block_size is not None and not (isinstance(self.block_size, int) and self.block_size >= 1):
+            raise ValueError(f"a block must have at least 1 token; got {self.block_size!r}")
 
-    def run(self, denoise: Denoise, canvas: Canvas) -> Iterator[Tokens]:
+    def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas after each step of each block."""
-        process = _masking(denoise)
-        z = start(denoise, canvas, any_length=isinstance(process, BlockMasking))
-        holes = z == denoise.vocab.mask
+        process = _masked_process(denoiser)
+        z = init_tokens(denoiser, canvas, any_length=isinstance(process, BlockMasking))
+        holes = z == denoiser.vocab.mask_id
         origin = holes.int().argmax(1).masked_fill(~holes.any(1), -1)
         if isinstance(process, BlockMasking):  # whose blocks begin with the text, whatever is given of it
-            origin = torch.where(origin < 0, -1, origin // process.block * process.block)
+            origin = torch.where(origin < 0, -1, origin // process.block_size * process.block_size)
         for first in sorted(set(origin.tolist())):  # a row is written alike in any company
             if first >= 0:
-                yield from self._rows(denoise, z, canvas, (origin == first).nonzero()[:, 0], first, process)
+                yield from self._run_group(denoiser, z, canvas, (origin == first).nonzero()[:, 0], first, process)
 
-    def _rows(
+    def _run_group(
         self,
-        denoise: Denoise,
+        denoiser: DenoiserLike,
         z: Tokens,
         canvas: Canvas,
-        rows: Tensor,
-        first: int,
+        sequence_ids: Tensor,
+        first_start: int,
         process: Masking | BlockMasking,
     ) -> Iterator[Tokens]:
         """Write the rows whose first block begins at `first`, into `z`."""
         length = z.shape[1]
-        size = self._size(process, length)
-        plan, sampler = by_name(self.cache, CACHES, "cache"), window_sampler(self.sampler)
-        holes, cache = z == denoise.vocab.mask, KVCache()
-        for number, begin in enumerate(range(first, length, size)):
+        size = self._resolve_block_size(process, length)
+        plan, sampler = (
+            resolve_option(self.cache, CACHE_POLICIES, "cache"),
+            resolve_masked_sampler(self.sampler),
+        )
+        holes, cache = z == denoiser.vocab.mask_id, KVCache()
+        for number, begin in enumerate(range(first_start, length, size)):
             window = slice(begin, min(begin + size, length))
             if not isinstance(process, BlockMasking):
                 cache = KVCache()  # an approximation holds for a block
-            view = _Window(denoise, z, rows, holes[rows].sum(1), window, plan, cache)
-            seeds = tuple(substream(canvas.seeds[row], number) for row in rows.tolist())
-            for written in sampler.run(view, Canvas(z[rows, window], seeds)):
-                z[rows, window] = written
+            view = _BlockView(denoiser, z, sequence_ids, holes[sequence_ids].sum(1), window, plan, cache)
+            seeds = tuple(derive_seed(canvas.seeds[row], number) for row in sequence_ids.tolist())
+            for written in sampler.run(view, Canvas(z[sequence_ids, window], seeds)):
+                z[sequence_ids, window] = written
                 yield z.clone()
-            if self.stop is None:
+            if self.eos_id is None:
                 continue
-            ended = ((z[rows] == self.stop) & holes[rows])[:, window].any(1)
+            ended = ((z[sequence_ids] == self.eos_id) & holes[sequence_ids])[:, window].any(1)
             if bool(ended.any()):
-                self._end(z, rows[ended], holes)
+                self._fill_after_eos(z, sequence_ids[ended], holes)
                 yield z.clone()
-                rows = rows[~ended]
-                cache.only((~ended).nonzero()[:, 0])
-                if len(rows) == 0:
+                sequence_ids = sequence_ids[~ended]
+                cache.select((~ended).nonzero()[:, 0])
+                if len(sequence_ids) == 0:
                     return
 
-    def _size(self, process: Masking | BlockMasking, length: int) -> int:
+    def _resolve_block_size(self, process: Masking | BlockMasking, length: int) -> int:
         if not isinstance(process, BlockMasking):
-            return self.size or length
-        if self.size not in (None, process.block):
-            raise ValueError(f"the model writes blocks of {process.block} tokens; got a size of {self.size}")
-        return process.block
+            return self.block_size or length
+        if self.block_size not in (None, process.block_size):
+            raise ValueError(f"the model writes blocks of {process.block_size} tokens; got a size of {self.block_size}")
+        return process.block_size
 
-    def _end(self, z: Tokens, rows: Tensor, holes: Tensor) -> None:
+    def _fill_after_eos(self, z: Tokens, sequence_ids: Tensor, masked: Tensor) -> None:
         """Fill all that was to be written after the first stop of a row."""
-        assert self.stop is not None
-        stops = (z[rows] == self.stop) & holes[rows]
-        after = (stops.cumsum(1) > 0) & holes[rows]
-        z[rows] = z[rows].masked_fill(after, self.stop)
+        assert self.eos_id is not None
+        stops = (z[sequence_ids] == self.eos_id) & masked[sequence_ids]
+        after = (stops.cumsum(1) > 0) & masked[sequence_ids]
+        z[sequence_ids] = z[sequence_ids].masked_fill(after, self.eos_id)
 
 
-def _masking(denoise: Denoise) -> Masking | BlockMasking:
-    process = denoise.process
-    return process if isinstance(process, BlockMasking) else reversed_process(denoise, Masking)
+def _masked_process(denoiser: DenoiserLike) -> Masking | BlockMasking:
+    process = denoiser.process
+    return process if isinstance(process, BlockMasking) else require_process(denoiser, Masking)
 
 
-class _Window(Around):
+class _BlockView(DenoiserWrapper):
     """A network as it looks from inside a block: asked about the block, it reads whatever else it needs."""
 
     def __init__(
         self,
-        denoise: Denoise,
+        denoiser: DenoiserLike,
         z: Tokens,
-        rows: Tensor,
-        holes: Tensor,
-        window: slice,
-        plan: AnyCache,
+        outer_ids: Tensor,
+        num_initial: Tensor,
+        block_slice: slice,
+        cache_policy: _CachePolicy,
         cache: KVCache,
     ) -> None:
-        super().__init__(denoise)
-        self.z, self.rows, self.holes, self.window, self.plan, self.cache = (
+        super().__init__(denoiser)
+        self.z, self.outer_ids, self.num_initial, self.block_slice, self.cache_policy, self.cache = (
             z,
-            rows,
-            holes,
-            window,
-            plan,
+            outer_ids,
+            num_initial,
+            block_slice,
+            cache_policy,
             cache,
         )
-        self.outer, self.fresh = _masking(denoise), True
+        self.outer_process, self.first_step = _masked_process(denoiser), True
 
     @property
     def process(self) -> Masking:
-        return self.outer.within if isinstance(self.outer, BlockMasking) else self.outer
+        return self.outer_process.inner if isinstance(self.outer_process, BlockMasking) else self.outer_process
 
     def __call__(
         self,
         z: Tokens,
         t: Times,
-        rows: Rows,
+        positions: Positions,
         *,
-        each: Each | None = None,
-        which: Tensor | None = None,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
         **context: Any,
     ) -> Tensor:
-        assert isinstance(rows, Tensor)
-        if which is None:
-            which = torch.arange(len(self.rows), device=z.device)
-        span = self._span()
+        assert isinstance(positions, Tensor)
+        if sequence_ids is None:
+            sequence_ids = torch.arange(len(self.outer_ids), device=z.device)
+        span = self._read_range()
         # What is kept must be kept of all rows, so all of them are read.
-        read = torch.arange(len(self.rows), device=z.device) if span.keep else which
-        text = self.z[self.rows[read], span.first : span.last].clone()
-        inside = slice(self.window.start - span.first, self.window.stop - span.first)
-        mine = which if span.keep else torch.arange(len(which), device=z.device)
+        read = torch.arange(len(self.outer_ids), device=z.device) if span.num_cached else sequence_ids
+        text = self.z[self.outer_ids[read], span.start : span.stop].clone()
+        inside = slice(self.block_slice.start - span.start, self.block_slice.stop - span.start)
+        mine = sequence_ids if span.num_cached else torch.arange(len(sequence_ids), device=z.device)
         text[mine, inside] = z
         asked = torch.zeros_like(text, dtype=torch.bool)
-        asked[mine, inside] = rows
+        asked[mine, inside] = positions
         times = t.new_zeros(len(text), text.shape[1])
-        times[mine, inside] = self._time(z, t, which).to(t).expand(-1, z.shape[1])
-        if isinstance(self.outer, BlockMasking):
-            context["order"] = Order.block_by_block(
-                span.first, span.last, self.outer.block, self.window.start, z.device
+        times[mine, inside] = self._time(z, t, sequence_ids).to(t).expand(-1, z.shape[1])
+        if isinstance(self.outer_process, BlockMasking):
+            context["stages"] = AttentionStages.block_causal(
+                span.start, span.stop, self.outer_process.block_size, self.block_slice.start, z.device
             )
-        if not isinstance(self.plan, NoCache) or isinstance(self.outer, BlockMasking):
-            others = None if span.keep or len(which) == len(self.rows) else which
-            context["beside"] = self.cache.beside(span.first, span.keep, others)
-        self.fresh = False
-        return self.denoise(text, times, asked, each=each, which=self.rows[read], **context)
+        if not isinstance(self.cache_policy, NoCache) or isinstance(self.outer_process, BlockMasking):
+            others = None if span.num_cached or len(sequence_ids) == len(self.outer_ids) else sequence_ids
+            context["cache"] = self.cache.view(span.start, span.num_cached, others)
+        self.first_step = False
+        return self.denoiser(text, times, asked, row_fn=row_fn, sequence_ids=self.outer_ids[read], **context)
 
-    def _time(self, z: Tokens, t: Times, which: Tensor) -> Times:
+    def _time(self, z: Tokens, t: Times, sequence_ids: Tensor) -> Times:
         """A block diffusion model is told the block's time; any other that of the whole text, most of whose
         holes may lie ahead."""
-        if isinstance(self.outer, BlockMasking):
+        if isinstance(self.outer_process, BlockMasking):
             return t
-        mask = self.vocab.mask
-        ahead = (self.z[self.rows[which], self.window.stop :] == mask).sum(1, keepdim=True)
+        mask = self.vocab.mask_id
+        ahead = (self.z[self.outer_ids[sequence_ids], self.block_slice.stop :] == mask).sum(1, keepdim=True)
         masked = (z == mask).sum(1, keepdim=True) + ahead
-        return remaining_time(self.denoise, masked, self.holes[which, None])
+        return time_from_mask_ratio(self.denoiser, masked, self.num_initial[sequence_ids, None])
 
-    def _span(self) -> Span:
-        first, last = self.window.start, self.window.stop
+    def _read_range(self) -> _ReadRange:
+        first, last = self.block_slice.start, self.block_slice.stop
         # A network that predicts the next token is read one place before the block.
-        begin = max(0, first - 1) if self.shifted else first
-        if not isinstance(self.outer, BlockMasking):
-            return self.plan.span(self.fresh, begin, last, self.z.shape[1])
+        begin = max(0, first - 1) if self.shift_logits else first
+        if not isinstance(self.outer_process, BlockMasking):
+            return self.cache_policy.read_range(self.first_step, begin, last, self.z.shape[1])
         if self.max_length is not None:
-            block = self.outer.block  # the oldest blocks are forgotten when there are too many
-            self.cache.forget(max(0, -(-(last - self.max_length) // block) * block))
+            block = self.outer_process.block_size  # the oldest blocks are forgotten when there are too many
+            self.cache.evict_before(max(0, -(-(last - self.max_length) // block) * block))
         read = self.cache.end
-        return Span(read, last, first - read) if read < first else Span(begin, last, 0)
+        return _ReadRange(read, last, first - read) if read < first else _ReadRange(begin, last, 0)

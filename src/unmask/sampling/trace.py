@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.types import Tokens
 
-HIDDEN = -1
+_MASKED = -1
 """The step of a position that shows the mask: nothing is written there (yet, or any more)."""
 
 
@@ -18,44 +18,44 @@ HIDDEN = -1
 class Trace:
     """The canvas before the first step and after each: frames[k] is the one after step k = 1, 2, ...
 
-    `step` [B, L] is the step at which each position got its final token: 0 if it was given, HIDDEN if it
+    `step` [B, L] is the step at which each position got its final token: 0 if it was given, _MASKED if it
     is still masked. Samplers may write a position more than once; the last write counts.
     """
 
-    frames: tuple[Tokens, ...]
-    step: Tensor
+    canvases: tuple[Tokens, ...]
+    written_step: Tensor
 
     @property
     def tokens(self) -> Tokens:
         """The canvas at the end, [B, L]."""
-        return self.frames[-1]
+        return self.canvases[-1]
 
     @property
-    def steps(self) -> Tensor:
+    def last_step(self) -> Tensor:
         """The last step at which something of each row changed, [B]."""
         last = torch.zeros(len(self.tokens), dtype=torch.int64)
-        for number in range(1, len(self.frames)):
-            last[(self.frames[number] != self.frames[number - 1]).any(1).cpu()] = number
+        for number in range(1, len(self.canvases)):
+            last[(self.canvases[number] != self.canvases[number - 1]).any(1).cpu()] = number
         return last
 
-    def writes(self, row: int, position: int) -> list[tuple[int, int]]:
+    def history(self, sequence: int, position: int) -> list[tuple[int, int]]:
         """Everything that a position has shown, as (step, id), from step 0 on."""
-        shown = [int(frame[row, position]) for frame in self.frames]
+        shown = [int(frame[sequence, position]) for frame in self.canvases]
         return [(k, id_) for k, id_ in enumerate(shown) if k == 0 or id_ != shown[k - 1]]
 
 
-def watched(frames: Iterable[Tokens], start: Tokens, mask: int) -> Iterator[tuple[Tokens, Tensor]]:
+def _track_steps(canvases: Iterable[Tokens], initial: Tokens, mask_id: int) -> Iterator[tuple[Tokens, Tensor]]:
     """After each step: the canvas, and the step [B, L] at which each position got what it now shows."""
-    before, step = start, torch.where(start == mask, HIDDEN, 0)
-    for number, z in enumerate(frames, 1):
-        step = torch.where(z == mask, HIDDEN, torch.where(z != before, number, step))
+    before, step = initial, torch.where(initial == mask_id, _MASKED, 0)
+    for number, z in enumerate(canvases, 1):
+        step = torch.where(z == mask_id, _MASKED, torch.where(z != before, number, step))
         yield z, step
         before = z
 
 
-def traced(frames: Iterable[Tokens], start: Tokens, mask: int) -> Trace:
+def record_trace(yielded: Iterable[Tokens], initial: Tokens, mask_id: int) -> Trace:
     """Run a sampler to its end and keep all it showed; `start` is the canvas that it was given."""
-    canvases, step = [start], torch.where(start == mask, HIDDEN, 0)
-    for z, step in watched(frames, start, mask):  # noqa: B007
+    canvases, step = [initial], torch.where(initial == mask_id, _MASKED, 0)
+    for z, step in _track_steps(yielded, initial, mask_id):  # noqa: B007
         canvases.append(z)
     return Trace(tuple(canvases), step)

@@ -12,45 +12,45 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from unmask.diffusion.denoise import Denoise
-from unmask.diffusion.noise import substream
+from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import LeftToRight
 from unmask.sampling.base import Sampler
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
 
-class Holes(NamedTuple):
+class HoleRange(NamedTuple):
     """Which holes of a text a window has: `first` to `last` - 1 of `total`, and whether they are whole."""
 
-    first: int
-    last: int
-    total: int
-    whole: bool
+    start: int
+    stop: int
+    num_holes: int
+    complete: bool
 
 
-Look: TypeAlias = Callable[[Denoise, Tokens, Holes], Denoise]
+WindowGuidanceFn: TypeAlias = Callable[[DenoiserLike, Tokens, HoleRange], DenoiserLike]
 """The denoiser for a window, from its tokens as they are now and its holes."""
 
 
-def regular(length: int, window: int, stride: int) -> list[slice]:
+def strided_windows(length: int, window: int, stride: int) -> list[slice]:
     """Windows that are `stride` tokens apart; the last one ends where the text ends."""
     firsts = [*range(0, length - window, stride), max(0, length - window)]
     return [slice(first, min(first + window, length)) for first in firsts]
 
 
-def around_holes(hidden: Sequence[bool], window: int, *, ahead: bool = True) -> list[slice]:
+def _windows_around_holes(masked: Sequence[bool], window: int, *, bidirectional: bool = True) -> list[slice]:
     """Windows that hold all holes of a text in turn, each with as much text on both sides as fits.
 
     Holes near to each other share a window. One that leaves no room for context is written in parts, and a
     text that is hidden up to its end in windows that are half a window apart. A model that does not look
     `ahead` gets all its context before the holes. No window reaches into a hole that it does not fill.
     """
-    holes = _runs(hidden)
+    holes = _masked_runs(masked)
     if not holes:
         return []
-    if len(holes) == 1 and holes[0][1] == len(hidden):
-        return regular(len(hidden), window, max(1, window // 2))
+    if len(holes) == 1 and holes[0][1] == len(masked):
+        return strided_windows(len(masked), window, max(1, window // 2))
     found = []
     while holes:
         begin, end = holes.pop(0)
@@ -62,48 +62,54 @@ def around_holes(hidden: Sequence[bool], window: int, *, ahead: bool = True) -> 
         while holes and holes[0][0] > end and holes[0][1] - begin <= window // 2:
             end = holes.pop(0)[1]
         spare = window - (end - begin)
-        room = (holes[0][0] if holes else len(hidden)) - end if ahead else 0
+        room = (holes[0][0] if holes else len(masked)) - end if bidirectional else 0
         before = min(begin, spare - min(spare // 2, room))
         found.append(slice(begin - before, end + min(room, spare - before)))
     return found
 
 
-def _runs(hidden: Sequence[bool]) -> list[tuple[int, int]]:
+def _masked_runs(is_masked: Sequence[bool]) -> list[tuple[int, int]]:
     """Where holes begin and end."""
     places = [
-        [place for place, _ in run]
-        for masked, run in groupby(enumerate(hidden), lambda each: each[1])
-        if masked
+        [place for place, _ in run] for masked, run in groupby(enumerate(is_masked), lambda each: each[1]) if masked
     ]
     return [(run[0], run[-1] + 1) for run in places]
 
 
-def _inside(holes: Sequence[tuple[int, int]], window: slice) -> Holes:
+def _holes_in_window(holes: Sequence[tuple[int, int]], window: slice) -> HoleRange:
     """The holes that a window has a part of."""
     within = [i for i, (begin, end) in enumerate(holes) if begin < window.stop and end > window.start]
     first, last = (within[0], within[-1] + 1) if within else (0, 0)
     whole = all(begin >= window.start and end <= window.stop for begin, end in holes[first:last])
-    return Holes(first, last, len(holes), whole)
+    return HoleRange(first, last, len(holes), whole)
 
 
-def slide(
-    denoise: Denoise, canvas: Canvas, sampler: Sampler, windows: Sequence[slice], look: Look | None = None
+def sample_windows(
+    denoiser: DenoiserLike,
+    canvas: Canvas,
+    sampler: Sampler,
+    windows: Sequence[slice],
+    window_guidance: WindowGuidanceFn | None = None,
 ) -> Iterator[Tokens]:
     """Yield the canvas after each step of each window.
 
     A row in which a sampler that stops (`Blockwise`) has written its `stop` is filled with it to its end.
     """
-    denoise.vocab.check(canvas.tokens)
-    mask, stop = denoise.vocab.mask, getattr(sampler, "stop", None)
+    denoiser.vocab.validate(canvas.tokens)
+    mask, stop = denoiser.vocab.mask_id, getattr(sampler, "eos_id", None)
     z = canvas.tokens.long().clone()
     given = z != mask
-    holes = _runs((~given[0]).tolist())  # of rows that are looked at in a way of their own, they are alike
+    holes = _masked_runs((~given[0]).tolist())  # of rows that are looked at in a way of their own, they are alike
     rows = torch.arange(len(z), device=z.device)
     for number, inside in enumerate(windows):
         if not bool((z[rows, inside] == mask).any()):
             continue
-        seeds = tuple(substream(canvas.seeds[row], number) for row in rows.tolist())
-        view = denoise if look is None else look(denoise, z[rows, inside], _inside(holes, inside))
+        seeds = tuple(derive_seed(canvas.seeds[row], number) for row in rows.tolist())
+        view = (
+            denoiser
+            if window_guidance is None
+            else window_guidance(denoiser, z[rows, inside], _holes_in_window(holes, inside))
+        )
         for written in sampler.run(view, Canvas(z[rows, inside], seeds)):
             z = z.clone()
             z[rows, inside] = written
@@ -118,36 +124,46 @@ def slide(
             rows = rows[~ended]
 
 
-def row_by_row(
-    denoise: Denoise, canvas: Canvas, sampler: Sampler, valid: Tensor | None, look: Look
+def sample_ragged(
+    denoiser: DenoiserLike,
+    canvas: Canvas,
+    sampler: Sampler,
+    valid: Tensor | None,
+    window_guidance: WindowGuidanceFn,
 ) -> Iterator[Tokens]:
     """Texts of any length and with padding, each written as if it were alone.
 
     Texts that begin, end and have their holes at the same places are written together: as a whole, if they
     fit the model or the sampler has windows of its own, and through windows around their holes otherwise.
     """
-    z, longest = canvas.tokens.long().clone(), denoise.max_length
-    ahead = not isinstance(denoise.process, LeftToRight)
-    for first, last, hidden, rows in _alike(z == denoise.vocab.mask, valid):
+    z, longest = canvas.tokens.long().clone(), denoiser.max_length
+    ahead = not isinstance(denoiser.process, LeftToRight)
+    for first, last, hidden, rows in _group_by_mask(z == denoiser.vocab.mask_id, valid):
         text = Canvas(z[rows, first:last], tuple(canvas.seeds[row] for row in rows.tolist()))
         if longest is None or last - first <= longest or hasattr(sampler, "stride"):
-            whole = _inside(_runs(hidden), slice(0, last - first))
-            steps = sampler.run(look(denoise, text.tokens, whole), text)
+            whole = _holes_in_window(_masked_runs(hidden), slice(0, last - first))
+            steps = sampler.run(window_guidance(denoiser, text.tokens, whole), text)
         else:
-            steps = slide(denoise, text, sampler, around_holes(hidden, longest, ahead=ahead), look)
+            steps = sample_windows(
+                denoiser,
+                text,
+                sampler,
+                _windows_around_holes(hidden, longest, bidirectional=ahead),
+                window_guidance,
+            )
         for written in steps:
             z = z.clone()
             z[rows, first:last] = written
             yield z
 
 
-def _alike(hidden: Tensor, valid: Tensor | None) -> Iterator[tuple[int, int, list[bool], Tensor]]:
+def _group_by_mask(masked: Tensor, valid: Tensor | None) -> Iterator[tuple[int, int, list[bool], Tensor]]:
     """Where the text of some rows begins and ends, which of its places are hidden, and the rows."""
-    valid = torch.ones_like(hidden) if valid is None else valid
+    valid = torch.ones_like(masked) if valid is None else valid
     groups: dict[bytes, list[int]] = {}
-    for row, kind in enumerate(torch.cat([hidden & valid, valid], 1).cpu().numpy()):
+    for row, kind in enumerate(torch.cat([masked & valid, valid], 1).cpu().numpy()):
         groups.setdefault(kind.tobytes(), []).append(row)
     for rows in groups.values():
         places = valid[rows[0]].nonzero()[:, 0]
         first, last = int(places[0]), int(places[-1]) + 1
-        yield first, last, hidden[rows[0], first:last].tolist(), torch.tensor(rows, device=hidden.device)
+        yield first, last, masked[rows[0], first:last].tolist(), torch.tensor(rows, device=masked.device)

@@ -14,42 +14,48 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from unmask import __version__
-from unmask.serve.answers import Completing, Infilling, completed, event, scored
-from unmask.serve.guard import Guard
-from unmask.serve.limits import check, check_given, within
-from unmask.serve.problems import STATUS, problem, told
-from unmask.serve.reference import reference
-from unmask.serve.rows import scoring, writing
+from unmask.serve.api_docs import render_api_docs
+from unmask.serve.errors import ERROR_STATUS, error_response, to_error
+from unmask.serve.jobs import generation_job, scoring_job
+from unmask.serve.limits import check_limit, check_prompt_tokens, checked_or_default
+from unmask.serve.middleware import SecurityMiddleware
+from unmask.serve.responses import (
+    CompletionResponder,
+    InfillResponder,
+    completion_canvases,
+    score_response,
+    sse_event,
+)
 from unmask.serve.schemas import (
-    CompletionAnswer,
     CompletionRequest,
-    ErrorAnswer,
-    InfillAnswer,
+    CompletionResponse,
+    ErrorResponse,
+    GenerationRequest,
     InfillRequest,
+    InfillResponse,
     ModelCard,
     ModelList,
-    ScoreAnswer,
     ScoreRequest,
+    ScoreResponse,
     Token,
-    TokensAnswer,
-    TokensRequest,
-    Writing,
+    TokenizeRequest,
+    TokenizeResponse,
 )
 from unmask.serve.service import (
+    RequestHandle,
     Service,
-    Ticket,
-    new_seed,
-    revises,
+    may_remask,
+    random_seed,
 )
-from unmask.serve.wording import HoledText
+from unmask.serve.text_codec import MaskedText
 
-GONE = 499
+_CLIENT_CLOSED_REQUEST = 499
 """What nginx calls a client that did not wait; nobody reads it."""
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
-STREAM: dict[int | str, dict[str, Any]] = {
+_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer"}
 }
 """What routes that can stream answer beside JSON."""
@@ -57,16 +63,16 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 def create_app(
     service: Service,
-    begin: Callable[[], None],
-    hosts: Collection[str],
+    on_startup: Callable[[], None],
+    allowed_hosts: Collection[str],
     token: str | None = None,
-    origins: Collection[str] = (),
-) -> Guard:
+    allowed_origins: Collection[str] = (),
+) -> SecurityMiddleware:
     """The application; `begin` is called once it runs, and sees to the model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        begin()
+        on_startup()
         yield
 
     app = FastAPI(
@@ -76,22 +82,22 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        responses=PROBLEMS,
+        responses=_ERROR_RESPONSES,
         generate_unique_id_function=lambda route: route.name,
     )
-    for kind in (HTTPException, RequestValidationError, *STATUS):
-        app.add_exception_handler(kind, problem)
+    for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
+        app.add_exception_handler(kind, error_response)
     _add_routes(app, service)
     _add_pages(app, token is not None)
-    _describe(app, token is not None)
-    return Guard(app, service.metrics, hosts, token, service.limits.body_bytes, origins)
+    _describe_auth(app, token is not None)
+    return SecurityMiddleware(app, service.metrics, allowed_hosts, token, service.limits.body_bytes, allowed_origins)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["server"])
     async def health() -> dict[str, str]:
         """Whether the server is alive; 503 where its engine has ended or is stuck."""
-        service.check()
+        service.check_alive()
         return {"status": "alive"}
 
     @app.get("/ready", tags=["server"])
@@ -103,88 +109,88 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Figures in the text format of Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models", tags=["model"])
     async def models() -> ModelList:
         """The model that is served, its samplers and limits."""
-        return ModelList(data=[service.card()])
+        return ModelList(data=[service.model_card()])
 
     @app.get("/v1/models/{model:path}", tags=["model"])
     async def retrieve_model(model: str) -> ModelCard:
         """The same for one model; there is one."""
         service.check_model(model)
-        return service.card()
+        return service.model_card()
 
-    @app.post("/v1/infill", tags=["model"], response_model=InfillAnswer, responses=STREAM)
-    async def infill(asked: InfillRequest, request: Request) -> Any:
+    @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=_STREAM_RESPONSE)
+    async def infill(body: InfillRequest, request: Request) -> Any:
         """Fill the holes of a text.
 
         With `stream`, server-sent events: `canvas` once, then `step` after each step of each candidate
         (the draft, masks marked as in a template, and what changed), `result` for each candidate, and
-        `answer`, which is what is answered without `stream`.
+        `response`, which is what is answered without `stream`.
         """
-        service.check_model(asked.model)
-        check("alternatives", asked.alternatives, service.limits.alternatives)
-        template = asked.template if asked.template is not None else asked.segments
+        service.check_model(body.model)
+        check_limit("alternatives", body.alternatives, service.limits.alternatives)
+        template = body.template if body.template is not None else body.segments
         assert template is not None
-        canvas = await asyncio.to_thread(service.wording.canvas, template)
-        seed = new_seed() if asked.seed is None else asked.seed
-        ticket = await _rows(service, asked, [canvas], seed, asked.alternatives)
-        answer = Infilling(service, canvas, seed, asked.n)
-        if asked.stream:
-            return _streamed(answer.told(ticket.events()))
-        rows = await _unless_gone(request, ticket)
-        return answer.whole([answer.filled(row, index) for index, row in enumerate(rows)])
+        canvas = await asyncio.to_thread(service.codec.encode_template, template)
+        seed = random_seed() if body.seed is None else body.seed
+        ticket = await _submit_generation(service, body, [canvas], seed, body.alternatives)
+        answer = InfillResponder(service, canvas, seed, body.n)
+        if body.stream:
+            return _sse_response(answer.stream(ticket.events()))
+        rows = await _await_or_cancel(request, ticket)
+        return answer.response([answer.candidate(row, index) for index, row in enumerate(rows)])
 
-    @app.post("/v1/completions", tags=["model"], response_model=CompletionAnswer, responses=STREAM)
-    async def completions(asked: CompletionRequest, request: Request) -> Any:
+    @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=_STREAM_RESPONSE)
+    async def completions(body: CompletionRequest, request: Request) -> Any:
         """Write `max_tokens` tokens after `prompt` and before `suffix`, as OpenAI's clients ask for it.
 
         With `stream`, text is sent as soon as nothing before it can change; every chunk also has the whole
         canvas as it is, in `draft`.
         """
-        service.check_model(asked.model)
-        canvases = await asyncio.to_thread(completed, service, asked)
-        seed = new_seed() if asked.seed is None else asked.seed
-        answer = Completing(service, asked, canvases)
-        if asked.max_tokens == 0:
-            _check_rows(service, asked, canvases)
+        service.check_model(body.model)
+        canvases = await asyncio.to_thread(completion_canvases, service, body)
+        seed = random_seed() if body.seed is None else body.seed
+        answer = CompletionResponder(service, body, canvases)
+        if body.max_tokens == 0:
+            _check_generation(service, body, canvases)
             return (
-                _streamed(answer.told(answer.nothing())) if asked.stream else answer.whole(answer.unwritten())
+                _sse_response(answer.stream(answer.empty_events()))
+                if body.stream
+                else answer.response(answer.empty_sequences())
             )
-        ticket = await _rows(service, asked, canvases, seed, asked.logprobs or 0, answer.enough)
-        if asked.stream:
-            return _streamed(answer.told(ticket.events()))
-        return answer.whole(await _unless_gone(request, ticket))
+        ticket = await _submit_generation(service, body, canvases, seed, body.logprobs or 0, answer.hit_stop)
+        if body.stream:
+            return _sse_response(answer.stream(ticket.events()))
+        return answer.response(await _await_or_cancel(request, ticket))
 
-    @app.post("/v1/tokens", tags=["model"])
-    async def tokens(asked: TokensRequest) -> TokensAnswer:
+    @app.post("/v1/tokenize", tags=["model"])
+    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """Cut a text into the model's tokens, to know how long a hole must be."""
-        service.check_model(asked.model)
-        ids, pieces = await asyncio.to_thread(service.wording.cut_up, asked.text)
-        return TokensAnswer(
-            tokens=[Token(id=id_, text=piece) for id_, piece in zip(ids, pieces, strict=True)]
-        )
+        service.check_model(body.model)
+        ids, pieces = await asyncio.to_thread(service.codec.tokenize, body.text)
+        return TokenizeResponse(tokens=[Token(id=id_, text=piece) for id_, piece in zip(ids, pieces, strict=True)])
 
     @app.post("/v1/score", tags=["model"])
-    async def score(asked: ScoreRequest, request: Request) -> ScoreAnswer:
+    async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
         """A bound on the nats of a text, with standard errors; the share of each token and part of time."""
-        service.check_model(asked.model)
-        draws = within("draws", asked.draws, 128, service.limits.draws)
-        ids = await asyncio.to_thread(service.wording.tokenizer.encode, asked.text)
-        check_given("text", len(ids), service.limits)
-        deadline = service.deadline(asked.timeout)
-        ticket = service.ticket([scoring(service.model, ids, draws, asked.seed)], deadline)
-        (found,) = await _unless_gone(request, ticket)
-        return scored(service, asked.text, ids, found)
+        service.check_model(body.model)
+        draws = checked_or_default("draws", body.draws, 128, service.limits.draws)
+        ids = await asyncio.to_thread(service.codec.tokenizer.encode, body.text)
+        check_prompt_tokens("text", len(ids), service.limits)
+        deadline = service.deadline(body.timeout)
+        ticket = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
+        (found,) = await _await_or_cancel(request, ticket)
+        return score_response(service, body.text, ids, found)
 
 
-def _add_pages(app: FastAPI, locked: bool) -> None:
+def _add_pages(app: FastAPI, requires_token: bool) -> None:
     page = files("unmask.serve") / "page"
     scripts = sorted(file.name for file in page.iterdir() if file.name.endswith(".js"))
 
-    def served(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    def static_route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
         content = (page / name).read_bytes()
 
         async def route() -> Response:
@@ -198,20 +204,20 @@ def _add_pages(app: FastAPI, locked: bool) -> None:
         ("/favicon.ico", "icon.svg", "image/svg+xml"),
         *((f"/{name}", name, "text/javascript; charset=utf-8") for name in scripts),
     ):
-        app.add_api_route(path, served(name, kind), include_in_schema=False)
+        app.add_api_route(path, static_route(name, kind), include_in_schema=False)
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
-        return HTMLResponse(reference(app.openapi(), str(request.base_url).rstrip("/"), locked))
+        return HTMLResponse(render_api_docs(app.openapi(), str(request.base_url).rstrip("/"), requires_token))
 
 
-def _describe(app: FastAPI, locked: bool) -> None:
+def _describe_auth(app: FastAPI, requires_token: bool) -> None:
     """Let the schema say that a token is needed, where one is."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = described()
-        if locked:
+        if requires_token:
             schema["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},
                 "password": {"type": "http", "scheme": "basic", "description": "The same as a password."},
@@ -223,58 +229,58 @@ def _describe(app: FastAPI, locked: bool) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-async def _rows(
+async def _submit_generation(
     service: Service,
-    asked: Writing,
-    canvases: Sequence[HoledText],
+    request: GenerationRequest,
+    masked_texts: Sequence[MaskedText],
     seed: int,
     alternatives: int,
-    enough: Callable[[HoledText, Sequence[int]], bool] | None = None,
-) -> Ticket:
+    hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
+) -> RequestHandle:
     """Send `n` rows for each canvas on their way."""
-    deadline = service.deadline(asked.timeout)
-    _check_rows(service, asked, canvases)
-    sampler, guide = service.sampler(asked), await service.guide(asked, deadline)
+    deadline = service.deadline(request.timeout)
+    _check_generation(service, request, masked_texts)
+    sampler, guide = service.sampler(request), await service.guidance(request, deadline)
     works = []
-    for canvas in canvases:
-        stop = (lambda ids, canvas=canvas: enough(canvas, ids)) if enough and not revises(sampler) else None
-        for row in range(asked.n):
+    for canvas in masked_texts:
+        stop = (lambda ids, canvas=canvas: hit_stop(canvas, ids)) if hit_stop and not may_remask(sampler) else None
+        for row in range(request.n):
             more = {} if stop is None else {"enough": stop}
-            works.append(writing(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
-    return service.ticket(works, deadline, watched=asked.stream)
+            works.append(generation_job(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
+    return service.submit(works, deadline, stream=request.stream)
 
 
-def _check_rows(service: Service, asked: Writing, canvases: Sequence[HoledText]) -> None:
-    check("n", asked.n * len(canvases), service.limits.n)
-    for canvas in canvases:
-        service.check_canvas(canvas, asked.length_field)
+def _check_generation(service: Service, request: GenerationRequest, masked_texts: Sequence[MaskedText]) -> None:
+    check_limit("n", request.n * len(masked_texts), service.limits.n)
+    for canvas in masked_texts:
+        service.check_canvas(canvas, request.length_field)
 
 
-async def _unless_gone(request: Request, ticket: Ticket) -> list[Any]:
+async def _await_or_cancel(request: Request, handle: RequestHandle) -> list[Any]:
     """The results; a client that goes away meanwhile frees its rows."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(ticket.results()), asyncio.ensure_future(gone())
+    working, leaving = asyncio.ensure_future(handle.results()), asyncio.ensure_future(gone())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise HTTPException(GONE, "the client has gone")
+        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client has gone")
     finally:
         for each in (working, leaving):
             each.cancel()
-        ticket.give_up()
+        handle.cancel()
 
 
-def _streamed(events: AsyncIterator[bytes]) -> StreamingResponse:
+def _sse_response(events: AsyncIterator[bytes]) -> StreamingResponse:
     async def safely() -> AsyncIterator[bytes]:
         try:
             async for chunk in events:
                 yield chunk
-        except tuple(STATUS) as error:  # the status line has long been sent
-            yield event("error", told(error)[1])
+        except tuple(ERROR_STATUS) as error:  # the status line has long been sent
+            yield sse_event("error", to_error(error)[1])
 
     return StreamingResponse(safely(), media_type="text/event-stream")

@@ -11,27 +11,27 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from unmask.serve.connection import Connection
-from unmask.serve.engine import GRACE
+from unmask.serve.engine import SHUTDOWN_GRACE_SECONDS
 from unmask.serve.service import Service
 
-TO_SAY_SO = 2.0
+_FINAL_RESPONSE_SECONDS = 2.0
 """Seconds to send the last answers in, after which connections are cut."""
 
 
-class DrainingServer(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """The service closes as soon as the server shuts down, so that there still are connections on which to
     tell those who wait."""
 
-    def __init__(self, app: ASGIApp, service: Service, patience: float, **options: Any) -> None:
-        limit = math.ceil(patience + GRACE + TO_SAY_SO)
+    def __init__(self, app: ASGIApp, service: Service, shutdown_timeout: float, **options: Any) -> None:
+        limit = math.ceil(shutdown_timeout + SHUTDOWN_GRACE_SECONDS + _FINAL_RESPONSE_SECONDS)
         options = {"http": Connection, "ws": "none", **options}
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=limit, **options))
-        self.service, self.patience = service, patience
-        self.ended = True
+        self.service, self.shutdown_timeout = service, shutdown_timeout
+        self.engine_stopped = True
         """Whether the engine has come to its end; else its thread must be left behind."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.patience))
+        closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.shutdown_timeout))
         await super().shutdown(sockets)
-        await self.service.forget_patterns()
-        self.ended = await closing
+        await self.service.close_regex_compiler()
+        self.engine_stopped = await closing

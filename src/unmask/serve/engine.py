@@ -15,25 +15,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask.diffusion.denoise import Denoise
+from unmask.diffusion.denoiser import DenoiserLike
+from unmask.hardware.flops import is_out_of_memory
 from unmask.model import LanguageModel
-from unmask.serve.batching import Conversation, Question, ask, together
-from unmask.serve.fairness import Request, Running, in_turn, next_to_begin
 from unmask.serve.metrics import Metrics
-from unmask.training.machine import is_out_of_memory
+from unmask.serve.scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start
+from unmask.serve.step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
 
-Tell = Callable[[Any], None]
-Work = Callable[[Denoise, Tell], Any]
+EventFn = Callable[[Any], None]
+Job = Callable[[DenoiserLike, EventFn], Any]
 
-GRACE = 2.0
+SHUTDOWN_GRACE_SECONDS = 2.0
 """Seconds that a closing engine's thread has to end its turn."""
-SLICE = 0.01
+_COMPUTE_SLICE_SECONDS = 0.01
 """Seconds of a turn that go to rows which compute by themselves for longer, such as those with patterns."""
-CACHES = 4
+_MAX_CACHED_BATCHES = 4
 """Rows with a cache of their own that may have begun, in multiples of the rows of a call."""
 
 
-class BusyError(Exception):
+class QueueFullError(Exception):
     """The queue is full; `retry_after` seconds from now there may be room."""
 
     def __init__(self, retry_after: int) -> None:
@@ -41,11 +41,11 @@ class BusyError(Exception):
         self.retry_after = retry_after
 
 
-class LateError(Exception):
+class DeadlineError(Exception):
     """The deadline has passed."""
 
 
-class ClosedError(Exception):
+class EngineClosedError(Exception):
     """The engine has stopped."""
 
 
@@ -62,12 +62,12 @@ class Task:
     `time.monotonic`.
     """
 
-    work: Work
-    on_done: Tell
-    on_progress: Tell = lambda _: None
+    job: Job
+    on_done: EventFn
+    on_progress: EventFn = lambda _: None
     deadline: float = float("inf")
-    given_up: threading.Event = field(default_factory=threading.Event)
-    ended: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    finished: bool = False
 
 
 class Engine:
@@ -86,27 +86,32 @@ class Engine:
         self,
         load: Callable[[], LanguageModel],
         metrics: Metrics,
-        rows: int = 32,
-        queue: int = 256,
+        max_batch: int = 32,
+        max_queue: int = 256,
         on_ready: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
         stuck_after: float = 60.0,
     ) -> None:
-        self.metrics, self.rows, self.most, self.stuck_after = metrics, rows, rows + queue, stuck_after
+        self.metrics, self.max_batch, self.max_pending, self.stuck_after = (
+            metrics,
+            max_batch,
+            max_batch + max_queue,
+            stuck_after,
+        )
         self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
         self.ready = False
-        self._requests: list[Request] = []
-        self._change = threading.Condition()
+        self._requests: list[ScheduledRequest] = []
+        self._condition = threading.Condition()
         self._closing = self._abandoned = False
-        self._finished: deque[float] = deque(maxlen=64)
-        self._turns = self._submitted = 0
-        self._turn_began: float | None = None
-        self._slice_ends = 0.0
+        self._finish_times: deque[float] = deque(maxlen=64)
+        self._iterations = self._submitted = 0
+        self._iteration_started: float | None = None
+        self._slice_deadline = 0.0
         self._stopped = threading.Event()
-        metrics.turn.set_function(lambda: self.turn_seconds)
+        metrics.iteration_seconds.set_function(lambda: self.iteration_seconds)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        threading.Thread(target=self._watch_for_stall, name="watch", daemon=True).start()
 
     @property
     def alive(self) -> bool:
@@ -114,75 +119,75 @@ class Engine:
         return self._thread.is_alive()
 
     @property
-    def turn_seconds(self) -> float:
+    def iteration_seconds(self) -> float:
         """How long the present turn has taken so far; 0 where nothing is being done."""
-        began = self._turn_began
+        began = self._iteration_started
         return 0.0 if began is None else time.monotonic() - began
 
     @property
     def stuck(self) -> bool:
         """Whether the present turn takes so long that it may never end."""
-        return self.alive and self.turn_seconds > self.stuck_after
+        return self.alive and self.iteration_seconds > self.stuck_after
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """All of the tasks, which are one request, or none of them and BusyError."""
-        with self._change:
+        with self._condition:
             if self._closing:
-                raise ClosedError("the server is stopping")
+                raise EngineClosedError("the server is stopping")
             there = sum(len(request.waiting) + len(request.running) for request in self._requests)
-            if there + len(tasks) > self.most:
-                raise BusyError(self._retry_after(there))
+            if there + len(tasks) > self.max_pending:
+                raise QueueFullError(self._retry_after(there))
             self._submitted += 1
-            self._requests.append(Request(deque(tasks), self._submitted, last=self._turns))
-            self._count()
-            self._change.notify()
+            self._requests.append(ScheduledRequest(deque(tasks), self._submitted, last_iteration=self._iterations))
+            self._update_gauges()
+            self._condition.notify()
 
-    def give_up(self, tasks: Sequence[Task]) -> None:
+    def cancel(self, tasks: Sequence[Task]) -> None:
         """Nobody wants these any more: they leave before the next call, and are told nothing."""
         for task in tasks:
-            task.given_up.set()
-        with self._change:
-            self._change.notify()
+            task.cancelled.set()
+        with self._condition:
+            self._condition.notify()
 
-    def close(self, patience: float = 0.0) -> bool:
+    def close(self, shutdown_timeout: float = 0.0) -> bool:
         """Take nothing new, finish what there is for at most `patience` seconds, then stop; whether the
         thread has ended. Who still waits is told, even where the thread is stuck and cannot end."""
-        with self._change:
+        with self._condition:
             self._closing = True
-            self._change.notify()
-        self._thread.join(patience)
-        with self._change:
+            self._condition.notify()
+        self._thread.join(shutdown_timeout)
+        with self._condition:
             self._abandoned = True
-            self._change.notify()
-        self._thread.join(GRACE)
+            self._condition.notify()
+        self._thread.join(SHUTDOWN_GRACE_SECONDS)
         self._stopped.set()
         if self.alive:
             logging.getLogger(__name__).error(
-                "the engine has been in one turn for %.0f seconds, and is left behind", self.turn_seconds
+                "the engine has been in one turn for %.0f seconds, and is left behind", self.iteration_seconds
             )
-            self._dismiss()
+            self._fail_pending()
         return not self.alive
 
-    def _watch(self) -> None:
+    def _watch_for_stall(self) -> None:
         """Tell the log of a turn that is stuck, and of its end."""
         log, noticed = logging.getLogger(__name__), False
         while not self._stopped.wait(min(1.0, self.stuck_after / 4)):
             if self.stuck and not noticed:
-                self.metrics.stuck.inc()
-                log.error("the engine has been in one turn for %.0f seconds: stuck?", self.turn_seconds)
+                self.metrics.stuck_iterations.inc()
+                log.error("the engine has been in one turn for %.0f seconds: stuck?", self.iteration_seconds)
             elif noticed and not self.stuck:
                 log.warning("the engine goes on")
             noticed = self.stuck
 
-    def _retry_after(self, there: int) -> int:
+    def _retry_after(self, pending: int) -> int:
         """About when as many will have ended as there are."""
-        if len(self._finished) < 2:
+        if len(self._finish_times) < 2:
             return 1
-        pace = (time.monotonic() - self._finished[0]) / len(self._finished)
-        return max(1, min(60, round(pace * there)))
+        pace = (time.monotonic() - self._finish_times[0]) / len(self._finish_times)
+        return max(1, min(60, round(pace * pending)))
 
-    def _count(self) -> None:
-        self.metrics.queue.set(sum(len(request.waiting) for request in self._requests))
+    def _update_gauges(self) -> None:
+        self.metrics.queued.set(sum(len(request.waiting) for request in self._requests))
         self.metrics.running.set(sum(len(request.running) for request in self._requests))
 
     def _run(self) -> None:
@@ -193,14 +198,14 @@ class Engine:
         else:
             self.ready = True
             self._on_ready()
-            self._serve()
-        self._turn_began = None
+            self._loop()
+        self._iteration_started = None
         self._stopped.set()
-        self._dismiss()
+        self._fail_pending()
 
-    def _dismiss(self) -> None:
+    def _fail_pending(self) -> None:
         """Tell everybody who still waits that nothing will come."""
-        with self._change:
+        with self._condition:
             self._closing = True
             left = [
                 task
@@ -208,142 +213,142 @@ class Engine:
                 for task in [*(row.task for row in request.running), *request.waiting]
             ]
         for task in left:
-            self._end(task, ClosedError("the server is stopping"))
+            self._finish(task, EngineClosedError("the server is stopping"))
 
-    def _serve(self) -> None:
-        with self.model.inference():
-            while self._wait():
+    def _loop(self) -> None:
+        with self.model.inference_mode():
+            while self._wait_for_work():
                 self._admit()
-                self._sort_out()
-                self._turn()
-                self._go_on()
-                with self._change:
-                    self._requests = [request for request in self._requests if not request.over]
-                    self._count()
+                self._drop_expired()
+                self._run_batch()
+                self._resume_paused()
+                with self._condition:
+                    self._requests = [request for request in self._requests if not request.finished]
+                    self._update_gauges()
 
-    def _wait(self) -> bool:
+    def _wait_for_work(self) -> bool:
         """Wait for work, whose turn then begins; whether to go on."""
-        self._turn_began = None
-        with self._change:
+        self._iteration_started = None
+        with self._condition:
             while not (self._requests or self._closing):
-                self._change.wait()
+                self._condition.wait()
             if self._abandoned or not self._requests:
                 return False
-        self._turns += 1
-        self._turn_began = time.monotonic()
+        self._iterations += 1
+        self._iteration_started = time.monotonic()
         return True
 
     def _admit(self) -> None:
         """Let rows begin; who waits may be late or gone as well."""
-        with self._change:
+        with self._condition:
             gone = []
             for request in self._requests:
-                over = [task for task in request.waiting if _is_over(task)]
+                over = [task for task in request.waiting if _is_expired(task)]
                 if over:
                     request.waiting = deque(task for task in request.waiting if task not in over)
                     gone += over
         for task in gone:
-            self._end(task, LateError("the deadline has passed"))
-        self._slice_ends = time.monotonic() + SLICE
-        while (following := self._next_to_begin()) is not None:
-            self._begin(following)
-        with self._change:
-            self._count()
+            self._finish(task, DeadlineError("the deadline has passed"))
+        self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
+        while (following := self._next_to_start()) is not None:
+            self._start(following)
+        with self._condition:
+            self._update_gauges()
 
-    def _next_to_begin(self) -> Request | None:
-        with self._change:
+    def _next_to_start(self) -> ScheduledRequest | None:
+        with self._condition:
             requests = list(self._requests)
         cached = sum(
-            bool(row.conversation.question and row.conversation.question.context)
+            bool(row.coroutine.pending_call and row.coroutine.pending_call.context)
             for request in requests
             for row in request.running
         )
-        return next_to_begin(requests, self.rows) if cached < CACHES * self.rows else None
+        return next_to_start(requests, self.max_batch) if cached < _MAX_CACHED_BATCHES * self.max_batch else None
 
-    def _begin(self, request: Request) -> None:
-        with self._change:
+    def _start(self, request: ScheduledRequest) -> None:
+        with self._condition:
             task = request.waiting.popleft()
 
-        def work(denoise: Denoise) -> None:
-            result = task.work(denoise, task.on_progress)
-            self._end(task, result)
+        def run_job(denoiser: DenoiserLike) -> None:
+            result = task.job(denoiser, task.on_progress)
+            self._finish(task, result)
 
-        running = Running(task, Conversation(work, self.model.denoise), request, self._turns)
+        running = RunningTask(task, SamplerCoroutine(run_job, self.model.denoiser), request, self._iterations)
         request.running.append(running)
-        self._step(running, running.conversation.begin)
+        self._advance(running, running.coroutine.start)
 
-    def _sort_out(self) -> None:
+    def _drop_expired(self) -> None:
         """Rows that nobody waits for, or not any more, leave."""
         for running in [row for request in self._requests for row in request.running]:
-            if _is_over(running.task):
-                self._fail(running, LateError("the deadline has passed"))
+            if _is_expired(running.task):
+                self._fail(running, DeadlineError("the deadline has passed"))
 
-    def _turn(self) -> None:
+    def _run_batch(self) -> None:
         """One call of the network, for as many as it can serve."""
-        order = in_turn(self._requests, self._turns)
+        order = fair_order(self._requests, self._iterations)
         if not order:
             return
-        questions = [_question(running) for running in order]
-        served = [order[place] for place in together(questions, self.rows, self.model.vocab.size)]
-        asked = [_question(running) for running in served]
+        questions = [_pending_call(running) for running in order]
+        served = [order[place] for place in select_batch(questions, self.max_batch, self.model.vocab.size)]
+        asked = [_pending_call(running) for running in served]
         start = time.perf_counter()
         try:
-            answers = ask(self.model.denoise, asked)
+            answers = run_batch(self.model.denoiser, asked)
         except Exception as error:  # whatever it is, it must not end the thread
             if is_out_of_memory(error) and len(served) > 1:
-                self.rows = max(1, len(served) // 2)  # for good: the same would happen again
+                self.max_batch = max(1, len(served) // 2)  # for good: the same would happen again
                 return
             for running in served:
-                self._fail(running, _as_told(error))
+                self._fail(running, _public_error(error))
             return
-        self.metrics.call(sum(len(question.z) for question in asked), time.perf_counter() - start)
-        self._slice_ends = time.monotonic() + SLICE
+        self.metrics.observe_forward(sum(len(question.z) for question in asked), time.perf_counter() - start)
+        self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
         for running, question, answer in zip(served, asked, answers, strict=True):
-            running.asked_at = running.request.last = self._turns
-            running.request.served += question.z.numel()
-            self._step(running, lambda running=running, answer=answer: running.conversation.answer(answer))  # type: ignore[misc]
+            running.last_iteration = running.request.last_iteration = self._iterations
+            running.request.processed_tokens += question.z.numel()
+            self._advance(running, lambda running=running, answer=answer: running.coroutine.send(answer))  # type: ignore[misc]
 
-    def _go_on(self) -> None:
+    def _resume_paused(self) -> None:
         """The row that has paused longest computes on for a while."""
-        paused = [row for request in self._requests for row in request.running if row.conversation.paused]
+        paused = [row for request in self._requests for row in request.running if row.coroutine.paused]
         if paused:
-            first = min(paused, key=lambda row: row.asked_at)
-            self._slice_ends = time.monotonic() + SLICE
-            self._step(first, first.conversation.go_on)
+            first = min(paused, key=lambda row: row.last_iteration)
+            self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
+            self._advance(first, first.coroutine.resume)
 
-    def _step(self, running: Running, advance: Callable[[], None]) -> None:
+    def _advance(self, running: RunningTask, resume: Callable[[], None]) -> None:
         # What is left of the turn's slice for those that compute for long, or as little as makes sense.
-        running.conversation.until = max(self._slice_ends, time.monotonic() + SLICE / 8)
+        running.coroutine.slice_deadline = max(self._slice_deadline, time.monotonic() + _COMPUTE_SLICE_SECONDS / 8)
         try:
-            advance()
+            resume()
         except Exception as error:
-            running.conversation.question = None
-            self._end(running.task, _as_told(error))
-        if running.conversation.over:
+            running.coroutine.pending_call = None
+            self._finish(running.task, _public_error(error))
+        if running.coroutine.finished:
             running.request.running.remove(running)
 
-    def _fail(self, running: Running, error: Exception) -> None:
+    def _fail(self, running: RunningTask, error: Exception) -> None:
         running.request.running.remove(running)
-        running.conversation.leave()
-        self._end(running.task, error)
+        running.coroutine.cancel()
+        self._finish(running.task, error)
 
-    def _end(self, task: Task, result: Any) -> None:
+    def _finish(self, task: Task, result: Any) -> None:
         """Tell the result, once: a thread that was left behind may still come to its end."""
-        with self._change:
-            if task.ended:
+        with self._condition:
+            if task.finished:
                 return
-            task.ended = True
-            self._finished.append(time.monotonic())
-        if not task.given_up.is_set():
+            task.finished = True
+            self._finish_times.append(time.monotonic())
+        if not task.cancelled.is_set():
             task.on_done(result)
 
 
-def _question(running: Running) -> Question:
-    assert running.conversation.question is not None
-    return running.conversation.question
+def _pending_call(running: RunningTask) -> ForwardCall:
+    assert running.coroutine.pending_call is not None
+    return running.coroutine.pending_call
 
 
-def _as_told(error: Exception) -> Exception:
+def _public_error(error: Exception) -> Exception:
     """What a client may know of an error; the rest goes to the log."""
     if is_out_of_memory(error):
         return MemoryError("memory ran out for a single text: ask for fewer tokens")
@@ -353,5 +358,5 @@ def _as_told(error: Exception) -> Exception:
     return InternalError("something went wrong in the server")
 
 
-def _is_over(task: Task) -> bool:
-    return task.given_up.is_set() or time.monotonic() >= task.deadline
+def _is_expired(task: Task) -> bool:
+    return task.cancelled.is_set() or time.monotonic() >= task.deadline

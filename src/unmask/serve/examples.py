@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from unmask.data.tokenizer import Tokenizer
-from unmask.serve.schemas import Example
+from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.serve.schemas import ExampleTemplate
 
-MOST = 4
+_MAX_EXAMPLES = 4
 """How many examples are offered."""
 
-SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
+_SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Function": (
         ("def is_even(n):\n    if", " n is None", ":\n        return", " False", "\n"),
         ("    for i in", " range(n)", ":\n        self.", "append", "(i)\n    return", " n"),
@@ -50,36 +50,38 @@ SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """Pieces that are shown and hidden by turns, in each part of a text; a part that is too long is left out."""
 
-INSTEAD = {"Letters": "Story", "Protein": "Story", "DNA": "Protein"}
+_SUPERSEDED_BY = {"Letters": "Story", "Protein": "Story", "DNA": "Protein"}
 """What is not offered where the other can be written, too, which needs more characters."""
 
 
 @lru_cache(maxsize=8)
-def examples(tokenizer: Tokenizer, length: int) -> list[Example]:
+def example_templates(tokenizer: Tokenizer, max_tokens: int) -> list[ExampleTemplate]:
     """Of at most `length` tokens, the most fitting first; there is always one."""
-    fits = {name: fit for name in SAMPLES if (fit := _fit(tokenizer, name)) is not None}
+    fits = {name: fit for name in _SAMPLES if (fit := _tokenizer_fit(tokenizer, name)) is not None}
     best = max((fit[0] for fit in fits.values()), default=0.0)
-    names = [name for name, fit in fits.items() if fit[0] >= best / 2 and INSTEAD.get(name) not in fits]
+    names = [name for name, fit in fits.items() if fit[0] >= best / 2 and _SUPERSEDED_BY.get(name) not in fits]
     names.sort(key=lambda name: fits[name], reverse=True)
-    return [_example(tokenizer, name, length) for name in names[:MOST]] or [_letters(tokenizer, length)]
+    return [_sample_example(tokenizer, name, max_tokens) for name in names[:_MAX_EXAMPLES]] or [
+        _alphabet_example(tokenizer, max_tokens)
+    ]
 
 
-def _fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
+def _tokenizer_fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
     """Characters of a sample in each token, and how many different tokens; None if some are unknown."""
-    text = "".join(piece for part in SAMPLES[name] for piece in part)
+    text = "".join(piece for part in _SAMPLES[name] for piece in part)
     try:
         ids = tokenizer.encode(text)
     except ValueError:
         return None
-    unknown = getattr(tokenizer.inner.model, "unk_token", None)
-    if not ids or (unknown is not None and tokenizer.inner.token_to_id(unknown) in ids):
+    unknown = getattr(tokenizer.backend.model, "unk_token", None)
+    if not ids or (unknown is not None and tokenizer.backend.token_to_id(unknown) in ids):
         return None
     return round(len(text) / len(ids), 1), len(set(ids))
 
 
-def _example(tokenizer: Tokenizer, name: str, length: int) -> Example:
+def _sample_example(tokenizer: Tokenizer, name: str, max_tokens: int) -> ExampleTemplate:
     """As much of a sample as has room, with holes as long as what they hide; at least one hole."""
-    template, text, room, parts = "", "", length, SAMPLES[name]
+    template, text, room, parts = "", "", max_tokens, _SAMPLES[name]
     for part in parts:
         sizes = [len(tokenizer.encode(piece)) for piece in part]
         if sum(sizes) > room:
@@ -89,22 +91,22 @@ def _example(tokenizer: Tokenizer, name: str, length: int) -> Example:
         text += "".join(part)
         room -= sum(sizes)
     if text:
-        return Example(name=name, template=template, text=text)
-    return _one_hole(tokenizer, name, parts[0][0], length)
+        return ExampleTemplate(name=name, template=template, text=text)
+    return _single_hole_example(tokenizer, name, parts[0][0], max_tokens)
 
 
-def _one_hole(tokenizer: Tokenizer, name: str, text: str, length: int) -> Example:
+def _single_hole_example(tokenizer: Tokenizer, name: str, text: str, max_tokens: int) -> ExampleTemplate:
     """The beginning of a text and a hole after it, where there is no room for more."""
-    hole = max(1, min(16, length // 3))
+    hole = max(1, min(16, max_tokens // 3))
     ends = range(len(text), -1, -1)
-    end = next(end for end in ends if end == 0 or len(tokenizer.encode(text[:end])) <= length - hole)
-    return Example(name=name, template=f"{text[:end]}<mask:{hole}>", text=text[:end])
+    end = next(end for end in ends if end == 0 or len(tokenizer.encode(text[:end])) <= max_tokens - hole)
+    return ExampleTemplate(name=name, template=f"{text[:end]}<mask:{hole}>", text=text[:end])
 
 
-def _letters(tokenizer: Tokenizer, length: int) -> Example:
+def _alphabet_example(tokenizer: Tokenizer, max_tokens: int) -> ExampleTemplate:
     """Letters of an alphabet that none of the samples is written in, and a hole."""
-    seen = sorted(token for token in tokenizer.inner.get_vocab() if len(token) == 1 and token.isalnum())
+    seen = sorted(token for token in tokenizer.backend.get_vocab() if len(token) == 1 and token.isalnum())
     try:
-        return _one_hole(tokenizer, "Tokens", "".join(seen[:8]), length)
+        return _single_hole_example(tokenizer, "Tokens", "".join(seen[:8]), max_tokens)
     except ValueError:  # they cannot stand side by side
-        return _one_hole(tokenizer, "Tokens", "", length)
+        return _single_hole_example(tokenizer, "Tokens", "", max_tokens)

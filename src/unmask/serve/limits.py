@@ -26,7 +26,7 @@ class Limits:
     """Random maskings of a text that is scored."""
     body_bytes: int = 1_000_000
     """Bytes of a request."""
-    seconds: float = 120.0
+    timeout: float = 120.0
     """Seconds until the answer, after which it is 504."""
 
     def __post_init__(self) -> None:
@@ -43,42 +43,40 @@ class LimitError(ValueError):
         self.param, self.code = param, code
 
 
-def within(param: str, value: int | None, usual: int, most: int) -> int:
+def checked_or_default(param: str, value: int | None, default: int, limit: int) -> int:
     """What was asked for, which must not be above the limit; else what is usual, as far as it is allowed."""
     if value is None:
-        return min(usual, most)
-    check(param, value, most)
+        return min(default, limit)
+    check_limit(param, value, limit)
     return value
 
 
-def check(param: str, value: float, most: float) -> None:
+def check_limit(param: str, value: float, limit: float) -> None:
     """Refuse what is above the limit."""
-    if value > most:
-        raise LimitError(param, f"this server allows {param} up to {most:,}; got {value:,}")
+    if value > limit:
+        raise LimitError(param, f"this server allows {param} up to {limit:,}; got {value:,}")
 
 
-def check_given(param: str, tokens: int, limits: Limits) -> None:
+def check_prompt_tokens(param: str, num_tokens: int, limits: Limits) -> None:
     """Refuse a text of too many tokens."""
-    if tokens > limits.prompt_tokens:
-        raise LimitError(
-            param, f"this server reads up to {limits.prompt_tokens:,} tokens; {param} has {tokens:,}"
-        )
+    if num_tokens > limits.prompt_tokens:
+        raise LimitError(param, f"this server reads up to {limits.prompt_tokens:,} tokens; {param} has {num_tokens:,}")
 
 
-def check_length(param: str, given: int, hidden: int, length: int, limits: Limits) -> None:
+def check_context_length(param: str, prompt_tokens: int, new_tokens: int, max_length: int, limits: Limits) -> None:
     """Refuse a text that is too long for the server, or (as OpenAI's clients know it) for the model.
 
     `param` is the field that says how many tokens are to be written: max_tokens, or a text with holes.
     """
-    if given + hidden > length:
+    if prompt_tokens + new_tokens > max_length:
         remedy = "the prompt or max_tokens" if param == "max_tokens" else "the text or its holes"
         raise LimitError(
             param,
-            f"This model's maximum context length is {length} tokens. However, you requested"
-            f" {given + hidden} tokens ({given} in the prompt; {hidden} for the completion)."
+            f"This model's maximum context length is {max_length} tokens. However, you requested"
+            f" {prompt_tokens + new_tokens} tokens ({prompt_tokens} in the prompt; {new_tokens} for the completion)."
             f" Please reduce {remedy}.",
             "context_length_exceeded",
         )
-    check_given("prompt" if param == "max_tokens" else param, given, limits)
-    if hidden > limits.max_tokens:
-        raise LimitError(param, f"this server writes up to {limits.max_tokens:,} tokens; got {hidden:,}")
+    check_prompt_tokens("prompt" if param == "max_tokens" else param, prompt_tokens, limits)
+    if new_tokens > limits.max_tokens:
+        raise LimitError(param, f"this server writes up to {limits.max_tokens:,} tokens; got {new_tokens:,}")

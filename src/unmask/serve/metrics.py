@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_LATENCY_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
@@ -13,39 +13,42 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.queue = Gauge("unmask_queue_rows", "Rows that wait to begin.", registry=registry)
-        self.running = Gauge("unmask_running_rows", "Rows that are being worked on.", registry=registry)
-        self.batch = Histogram(
-            "unmask_batch_rows", "Rows that shared a network call.", buckets=ROWS, registry=registry
+        self.queued = Gauge("unmask_queued_sequences", "Rows that wait to begin.", registry=registry)
+        self.running = Gauge("unmask_running_sequences", "Rows that are being worked on.", registry=registry)
+        self.batch_size = Histogram(
+            "unmask_batch_size",
+            "Rows that shared a network call.",
+            buckets=_BATCH_SIZE_BUCKETS,
+            registry=registry,
         )
-        self.calls = Counter("unmask_network_calls", "Calls of the network (steps).", registry=registry)
-        self.call_seconds = Counter(
-            "unmask_network_seconds", "Seconds inside calls of the network.", registry=registry
+        self.forward_passes = Counter("unmask_forward_passes", "Calls of the network (steps).", registry=registry)
+        self.forward_seconds = Counter(
+            "unmask_forward_seconds", "Seconds inside calls of the network.", registry=registry
         )
-        self.turn = Gauge(
-            "unmask_turn_seconds", "How long the engine's present turn has taken so far.", registry=registry
+        self.iteration_seconds = Gauge(
+            "unmask_iteration_seconds",
+            "How long the engine's present turn has taken so far.",
+            registry=registry,
         )
-        self.stuck = Counter(
-            "unmask_stuck_turns", "Turns of the engine that took too long.", registry=registry
+        self.stuck_iterations = Counter(
+            "unmask_stuck_iterations", "Turns of the engine that took too long.", registry=registry
         )
-        self.tokens = Counter("unmask_tokens", "Tokens written.", registry=registry)
-        self.requests = Counter(
-            "unmask_requests", "Requests answered.", ["route", "status"], registry=registry
-        )
+        self.generated_tokens = Counter("unmask_generated_tokens", "Tokens written.", registry=registry)
+        self.requests = Counter("unmask_requests", "Requests answered.", ["route", "status"], registry=registry)
         self.latency = Histogram(
             "unmask_request_seconds",
             "From a request's arrival to the end of its answer.",
             ["route"],
-            buckets=SECONDS,
+            buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
 
-    def call(self, rows: int, seconds: float) -> None:
+    def observe_forward(self, batch_size: int, seconds: float) -> None:
         """A call of the network has ended."""
-        self.calls.inc()
-        self.call_seconds.inc(seconds)
-        self.batch.observe(rows)
+        self.forward_passes.inc()
+        self.forward_seconds.inc(seconds)
+        self.batch_size.observe(batch_size)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """All of it."""
         return generate_latest(self.registry)

@@ -6,24 +6,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from unmask.sampling import BY_NAME
-from unmask.sampling.blockwise import CACHES
-from unmask.serve.foreign import refusal, settled
+from unmask.sampling import SAMPLERS
+from unmask.sampling.blockwise import CACHE_POLICIES
+from unmask.serve.compat import field_error, normalize_fields
 
-MOST_STOPS = 64
-SEEDS = 2**62
-LEAST = 1e-9
+MAX_STOPS = 64
+_SEED_MODULUS = 2**62
+_MIN_TOP_P = 1e-9
 
-Seed = Annotated[
+_Seed = Annotated[
     int,
     Field(ge=-(2**63), lt=2**63, description="Row i is drawn with seed + i."),
-    AfterValidator(lambda seed: seed % SEEDS),
+    AfterValidator(lambda seed: seed % _SEED_MODULUS),
 ]
-Pattern = Annotated[str, Field(max_length=200)]
-Id = Annotated[int, Field(ge=0, lt=2**31)]
+_Regex = Annotated[str, Field(max_length=200)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class Request(BaseModel):
+class _StrictRequest(BaseModel):
     """Unknown fields are refused: a misspelt option must not be ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -32,16 +32,16 @@ class Request(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_is_no_field_of_ours(cls, body: Any) -> Any:
-        return settled(body, cls.model_fields) if isinstance(body, dict) else body
+    def _normalize_fields(cls, body: Any) -> Any:
+        return normalize_fields(body, cls.model_fields) if isinstance(body, dict) else body
 
 
-def _off(*values: int) -> BeforeValidator:
+def _none_if(*values: int) -> BeforeValidator:
     """Numbers by which other servers mean that nothing was given."""
     return BeforeValidator(lambda value: None if type(value) is int and value in values else value)
 
 
-class Writing(Request):
+class GenerationRequest(_StrictRequest):
     """How tokens are written."""
 
     n: int = Field(1, ge=1, description="How many candidates.")
@@ -51,30 +51,28 @@ class Writing(Request):
     sampler: str = Field(
         "default",
         description="In which order holes are filled.",
-        json_schema_extra={"enum": ["default", *BY_NAME]},
+        json_schema_extra={"enum": ["default", *SAMPLERS]},
     )
-    block: int | None = Field(
+    block_size: int | None = Field(
         None, ge=1, description="Write from left to right in blocks of so many tokens, `steps` each."
     )
     cache: str = Field(
         "none",
         description="What the steps of a block do not read again: what is before it, or all around it.",
-        json_schema_extra={"enum": list(CACHES)},
+        json_schema_extra={"enum": list(CACHE_POLICIES)},
     )
-    guidance: float = Field(
-        0.0, ge=0, le=100, description="Classifier-free guidance by the visible text; 0 is none."
-    )
-    match: Pattern | list[Pattern | None] | None = Field(
+    cfg_scale: float = Field(0.0, ge=0, le=100, description="Classifier-free guidance by the visible text; 0 is none.")
+    regex: _Regex | list[_Regex | None] | None = Field(
         None, description="A regular expression that the text of each hole must match, or one for each hole."
     )
     temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
-    top_p: Annotated[float, AfterValidator(lambda p: p or LEAST)] | None = Field(
+    top_p: Annotated[float, AfterValidator(lambda p: p or _MIN_TOP_P)] | None = Field(
         None, ge=0, le=1, description="Sample from the most probable tokens only; 0 takes the first of them."
     )
-    top_k: Annotated[int | None, _off(0, -1)] = Field(
+    top_k: Annotated[int | None, _none_if(0, -1)] = Field(
         None, ge=1, description="Sample from so many tokens only; 0 or -1 is no limit."
     )
-    seed: Annotated[Seed | None, _off(-1)] = Field(
+    seed: Annotated[_Seed | None, _none_if(-1)] = Field(
         None, description="Row i is drawn with seed + i; a random one if not given, or if it is -1."
     )
     stream: bool = False
@@ -86,16 +84,15 @@ class Writing(Request):
         return "max_tokens"
 
 
-class CompletionRequest(Writing):
+class CompletionRequest(GenerationRequest):
     """As OpenAI's clients send it; `steps`, `sampler` and `top_k` are additions."""
 
-    prompt: str | list[str] | list[Id] | list[list[Id]] = ""
+    prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]] = ""
     suffix: str | None = Field(None, description="What follows the text that is written.")
     max_tokens: int | None = Field(
         None,
         ge=0,
-        description="How many tokens are written: exactly so many; 16 if not given. max_completion_tokens is"
-        " the same.",
+        description="How many tokens are written: exactly so many; 16 if not given. max_completion_tokens is the same.",
     )
     stop: str | list[str] | None = Field(None, description="The text is cut before the first of these.")
     echo: bool = Field(False, description="Whether the prompt stands before the text.")
@@ -105,25 +102,24 @@ class CompletionRequest(Writing):
     )
 
     @model_validator(mode="after")
-    def _only_what_is_done(self) -> CompletionRequest:
+    def _check_supported(self) -> CompletionRequest:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MOST_STOPS or not all(stops):
-            raise refusal("stop", f"stop is one text or up to {MOST_STOPS}, none of them empty")
+        if len(stops) > MAX_STOPS or not all(stops):
+            raise field_error("stop", f"stop is one text or up to {MAX_STOPS}, none of them empty")
         if self.max_tokens == 0 and self.logprobs is not None:
-            raise refusal("logprobs", "a prompt has no logprobs here; POST /v1/score has its tokens' nats")
+            raise field_error("logprobs", "a prompt has no logprobs here; POST /v1/score has its tokens' nats")
         return self
 
 
-class InfillRequest(Writing):
+class InfillRequest(GenerationRequest):
     """A text with holes."""
 
     template: str | None = Field(
         None, description="Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes."
     )
-    segments: list[str | Annotated[int, Field(ge=1)] | list[Id]] | None = Field(
+    segments: list[str | Annotated[int, Field(ge=1)] | list[_TokenId]] | None = Field(
         None,
-        description="The same as a list: texts, the lengths of holes between them, and lists of ids that are"
-        " given.",
+        description="The same as a list: texts, the lengths of holes between them, and lists of ids that are given.",
     )
     alternatives: int = Field(0, ge=0, description="Most probable tokens to tell of at each written one.")
 
@@ -132,24 +128,24 @@ class InfillRequest(Writing):
         return "segments" if self.template is None else "template"
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> InfillRequest:
+    def _check_template_or_segments(self) -> InfillRequest:
         if (self.template is None) == (self.segments is None):
-            raise refusal("template", "send either template or segments")
+            raise field_error("template", "send either template or segments")
         return self
 
 
-class ScoreRequest(Request):
+class ScoreRequest(_StrictRequest):
     """A text to score."""
 
     text: str = Field(min_length=1)
     draws: int | None = Field(
         None, ge=16, description="Random maskings, 128 if not given; the error falls with their square root."
     )
-    seed: Seed = 0
+    seed: _Seed = 0
     timeout: float | None = Field(None, ge=1, description="Seconds after which the answer is of no use.")
 
 
-class TokensRequest(Request):
+class TokenizeRequest(_StrictRequest):
     """A text to cut into tokens."""
 
     text: str
@@ -162,7 +158,7 @@ class Token(BaseModel):
     text: str
 
 
-class TokensAnswer(BaseModel):
+class TokenizeResponse(BaseModel):
     """A text in tokens."""
 
     tokens: list[Token]
@@ -176,7 +172,7 @@ class Alternative(BaseModel):
     probability: float
 
 
-class WrittenToken(BaseModel):
+class GeneratedToken(BaseModel):
     """A token that was written: the model's log-probability of it, and the step that wrote it."""
 
     id: int
@@ -186,22 +182,22 @@ class WrittenToken(BaseModel):
     alternatives: list[Alternative] = []
 
 
-class Span(BaseModel):
+class InfillSpan(BaseModel):
     """A filled hole: where it stands in the text, in characters, and its tokens."""
 
     start: int
     end: int
     text: str
-    tokens: list[WrittenToken]
+    tokens: list[GeneratedToken]
 
 
-class Filled(BaseModel):
+class InfillCandidate(BaseModel):
     """One candidate."""
 
     index: int
     seed: int
     text: str
-    spans: list[Span]
+    spans: list[InfillSpan]
     steps: int
 
 
@@ -213,14 +209,14 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class InfillAnswer(BaseModel):
+class InfillResponse(BaseModel):
     """All candidates."""
 
     id: str
     object: Literal["infill"] = "infill"
     created: int
     model: str
-    results: list[Filled]
+    results: list[InfillCandidate]
     usage: Usage
 
 
@@ -242,7 +238,7 @@ class CompletionChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionAnswer(BaseModel):
+class CompletionResponse(BaseModel):
     """All candidates."""
 
     id: str
@@ -261,7 +257,7 @@ class ScoredToken(BaseModel):
     nats: float
 
 
-class TimeShare(BaseModel):
+class TimeBin(BaseModel):
     """What a part of the time contributes to the nats per token."""
 
     start: float
@@ -270,7 +266,7 @@ class TimeShare(BaseModel):
     standard_error: float
 
 
-class ScoreAnswer(BaseModel):
+class ScoreResponse(BaseModel):
     """A bound on -log p (exact for an autoregressive model), with its standard errors."""
 
     object: Literal["score"] = "score"
@@ -284,10 +280,10 @@ class ScoreAnswer(BaseModel):
     bits_per_byte: float
     bits_per_byte_error: float
     tokens: list[ScoredToken]
-    by_time: list[TimeShare]
+    by_time: list[TimeBin]
 
 
-class Example(BaseModel):
+class ExampleTemplate(BaseModel):
     """A template of the kind of text that the model was trained on, within its length, and its whole text."""
 
     name: str
@@ -302,13 +298,13 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "unmask"
-    kind: str
-    parameters: int
-    vocabulary: int
-    length: int
+    objective: str
+    num_parameters: int
+    vocab_size: int
+    max_length: int
     samplers: list[str]
     default_sampler: str
-    examples: list[Example]
+    examples: list[ExampleTemplate]
     limits: dict[str, int | float]
 
 
@@ -319,7 +315,7 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Problem(BaseModel):
+class ErrorBody(BaseModel):
     """What was wrong, in one sentence."""
 
     message: str
@@ -328,7 +324,7 @@ class Problem(BaseModel):
     code: str | None = None
 
 
-class ErrorAnswer(BaseModel):
+class ErrorResponse(BaseModel):
     """As OpenAI's clients read it."""
 
-    error: Problem
+    error: ErrorBody

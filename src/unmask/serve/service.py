@@ -11,22 +11,22 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unmask.config import did_you_mean
-from unmask.diffusion.categorical import Choice
+from unmask.config import suggest
+from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.process import BlockMasking, Masking
 from unmask.guidance import Guidance
-from unmask.guidance.automaton import TokenAutomaton
+from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.model import LanguageModel
-from unmask.sampling import BY_NAME, AnySampler, Blockwise, Remask, UniformAncestral
-from unmask.serve.engine import ClosedError, Engine, LateError, Task, Work
-from unmask.serve.examples import examples
-from unmask.serve.limits import Limits, check, check_length, within
+from unmask.sampling import SAMPLERS, AnySampler, Blockwise, ReMDM, UniformAncestral
+from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, Job, Task
+from unmask.serve.examples import example_templates
+from unmask.serve.limits import Limits, check_context_length, check_limit, checked_or_default
 from unmask.serve.metrics import Metrics
-from unmask.serve.patterns import PatternCompiler
-from unmask.serve.schemas import ModelCard, Writing
-from unmask.serve.wording import HoledText, Wording
+from unmask.serve.regex_compiler import RegexCompiler
+from unmask.serve.schemas import GenerationRequest, ModelCard
+from unmask.serve.text_codec import MaskedText, TextCodec
 
-NO_LIMIT = 4096
+_DEFAULT_MAX_LENGTH = 4096
 """The longest canvas of a model that does not have one."""
 
 
@@ -34,7 +34,7 @@ class NotReadyError(Exception):
     """The model is still being loaded."""
 
 
-class StuckError(NotReadyError):
+class _StuckError(NotReadyError):
     """The engine does not come to the end of its turn."""
 
 
@@ -43,32 +43,32 @@ class UnknownModelError(ValueError):
 
 
 @dataclass(frozen=True)
-class Ended:
+class Finished:
     """A row of a request has its result."""
 
     result: Any
 
 
-class Ticket:
+class RequestHandle:
     """The rows of one request on their way; `give_up` where nobody waits for them any more."""
 
-    def __init__(self, engine: Engine, works: Sequence[Work], deadline: float, watched: bool) -> None:
+    def __init__(self, engine: Engine, jobs: Sequence[Job], deadline: float, stream: bool) -> None:
         loop = asyncio.get_running_loop()
         self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
         self._deadline = deadline
 
-        def teller(row: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
-            def tell(event: Any) -> None:
+        def event_fn(row: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
+            def emit(event: Any) -> None:
                 # In the engine's thread, which must not care whether the server's loop has closed meanwhile.
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._events.put_nowait, (row, wrap(event)))
 
-            return tell
+            return emit
 
-        self._tasks = [Task(work, teller(row, Ended), deadline=deadline) for row, work in enumerate(works)]
-        if watched:
+        self._tasks = [Task(work, event_fn(row, Finished), deadline=deadline) for row, work in enumerate(jobs)]
+        if stream:
             for row, task in enumerate(self._tasks):
-                task.on_progress = teller(row, lambda event: event)
+                task.on_progress = event_fn(row, lambda event: event)
         engine.submit(self._tasks)
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
@@ -83,42 +83,42 @@ class Ticket:
                     async with asyncio.timeout(self._deadline - time.monotonic()):
                         row, event = await self._events.get()
                 except TimeoutError:
-                    raise LateError("the deadline has passed") from None
-                if isinstance(event, Ended):
+                    raise DeadlineError("the deadline has passed") from None
+                if isinstance(event, Finished):
                     if isinstance(event.result, Exception):
                         raise event.result
                     left -= 1
                 yield row, event
         finally:
-            self.give_up()
+            self.cancel()
 
     async def results(self) -> list[Any]:
         """The results of all rows."""
         found: list[Any] = [None] * len(self._tasks)
         async for row, event in self.events():
-            if isinstance(event, Ended):
+            if isinstance(event, Finished):
                 found[row] = event.result
         return found
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Free what is still on its way."""
-        self._engine.give_up(self._tasks)
+        self._engine.cancel(self._tasks)
 
 
 class Service:
     """A model, its limits and its engine; the model comes with `begin`."""
 
     def __init__(
-        self, name: str, limits: Limits, rows: int = 32, queue: int = 256, stuck_after: float = 60.0
+        self, name: str, limits: Limits, max_batch: int = 32, max_queue: int = 256, stuck_after: float = 60.0
     ) -> None:
-        self.name, self.limits, self.rows, self.queue = name, limits, rows, queue
+        self.name, self.limits, self.max_batch, self.max_queue = name, limits, max_batch, max_queue
         self.stuck_after = stuck_after
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
-        self._wording: Wording | None = None
-        self._patterns: PatternCompiler | None = None
+        self._codec: TextCodec | None = None
+        self._regex_compiler: RegexCompiler | None = None
 
-    def begin(
+    def start(
         self,
         load: Callable[[], LanguageModel],
         on_ready: Callable[[], None] = lambda: None,
@@ -129,33 +129,31 @@ class Service:
         def loaded() -> LanguageModel:
             model = load()
             if model.tokenizer is None:
-                raise ValueError(
-                    f"the model {self.name} has no tokenizer, and a server reads and writes text"
-                )
-            self._wording = Wording(model.tokenizer, model.vocab.mask)
+                raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
+            self._codec = TextCodec(model.tokenizer, model.vocab.mask_id)
             return model
 
         self._engine = Engine(
-            loaded, self.metrics, self.rows, self.queue, on_ready, on_failure, self.stuck_after
+            loaded, self.metrics, self.max_batch, self.max_queue, on_ready, on_failure, self.stuck_after
         )
 
-    def close(self, patience: float) -> bool:
+    def close(self, shutdown_timeout: float) -> bool:
         """Finish what there is, then stop; whether the engine has come to its end."""
-        return self._engine is None or self._engine.close(patience)
+        return self._engine is None or self._engine.close(shutdown_timeout)
 
-    async def forget_patterns(self) -> None:
+    async def close_regex_compiler(self) -> None:
         """Nobody will ask for a pattern any more."""
-        if self._patterns is not None:
-            await self._patterns.close()
+        if self._regex_compiler is not None:
+            await self._regex_compiler.close()
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Refuse where nothing can be expected any more: the engine has ended, or is stuck."""
         engine = self._engine
         if engine is not None and not engine.alive:
-            raise ClosedError("the server is stopping")
+            raise EngineClosedError("the server is stopping")
         if engine is not None and engine.stuck:
-            raise StuckError(
-                f"the engine has been in one turn for {engine.turn_seconds:.0f} seconds: it may be stuck, and"
+            raise _StuckError(
+                f"the engine has been in one turn for {engine.iteration_seconds:.0f} seconds: it may be stuck, and"
                 " then only a new start helps"
             )
 
@@ -167,7 +165,7 @@ class Service:
     @property
     def engine(self) -> Engine:
         """The engine, once there is one."""
-        self.check()
+        self.check_alive()
         if self._engine is None or not self._engine.ready:
             raise NotReadyError("the model is still being loaded: try again in a few seconds")
         return self._engine
@@ -178,97 +176,97 @@ class Service:
         return self.engine.model
 
     @property
-    def wording(self) -> Wording:
+    def codec(self) -> TextCodec:
         """Its tokenizer."""
         _ = self.engine  # or there is none yet
-        assert self._wording is not None
-        return self._wording
+        assert self._codec is not None
+        return self._codec
 
     @property
-    def length(self) -> int:
+    def max_length(self) -> int:
         """The longest canvas."""
-        return self.model.denoise.max_length or NO_LIMIT
+        return self.model.denoiser.max_length or _DEFAULT_MAX_LENGTH
 
-    def card(self) -> ModelCard:
+    def model_card(self) -> ModelCard:
         """What there is to know before asking."""
-        denoise = self.model.denoise
-        named = list(BY_NAME) if isinstance(denoise.process, Masking | BlockMasking) else []
-        room = min(self.length, self.limits.prompt_tokens, self.limits.max_tokens)
+        denoise = self.model.denoiser
+        named = list(SAMPLERS) if isinstance(denoise.process, Masking | BlockMasking) else []
+        room = min(self.max_length, self.limits.prompt_tokens, self.limits.max_tokens)
         return ModelCard(
             id=self.name,
             created=self.created,
-            kind=type(denoise.objective).__name__,
-            parameters=sum(weight.numel() for weight in denoise.parameters()),
-            vocabulary=self.model.vocab.size,
-            length=self.length,
+            objective=type(denoise.objective).__name__,
+            num_parameters=sum(weight.numel() for weight in denoise.parameters()),
+            vocab_size=self.model.vocab.size,
+            max_length=self.max_length,
             samplers=["default", *named],
-            default_sampler=_name(self.model.default_sampler(1)),
-            examples=examples(self.wording.tokenizer, room),
+            default_sampler=_sampler_name(self.model.default_sampler(1)),
+            examples=example_templates(self.codec.tokenizer, room),
             limits=asdict(self.limits),
         )
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
         if name is not None and name != self.name:
-            hint = did_you_mean(name, [self.name])
+            hint = suggest(name, [self.name])
             raise UnknownModelError(f"there is no model {name!r} here{hint}; this server has {self.name!r}")
 
-    def deadline(self, asked: float | None) -> float:
+    def deadline(self, timeout: float | None) -> float:
         """When a request that comes now is late, by `time.monotonic`."""
-        return time.monotonic() + min(asked or self.limits.seconds, self.limits.seconds)
+        return time.monotonic() + min(timeout or self.limits.timeout, self.limits.timeout)
 
-    def sampler(self, asked: Writing) -> AnySampler:
+    def sampler(self, request: GenerationRequest) -> AnySampler:
         """The sampler of a request, whose numbers are within the limits."""
-        check("n", asked.n, self.limits.n)
-        steps = within("steps", asked.steps, 64, self.limits.steps)
-        choice = Choice(asked.temperature, asked.top_k, asked.top_p)
-        return self.model.sampler(asked.sampler, steps, choice, block=asked.block, cache=asked.cache)
+        check_limit("n", request.n, self.limits.n)
+        steps = checked_or_default("steps", request.steps, 64, self.limits.steps)
+        choice = SamplingParams(request.temperature, request.top_k, request.top_p)
+        return self.model.make_sampler(
+            request.sampler, steps, choice, block_size=request.block_size, cache=request.cache
+        )
 
-    async def guide(self, asked: Writing, deadline: float) -> Guidance | None:
+    async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:
         """What a request asks of its text beyond the model, its patterns worked out."""
-        if not asked.guidance and not asked.match:
+        if not request.cfg_scale and not request.regex:
             return None
 
-        async def compiled(pattern: str | None) -> TokenAutomaton | None:
-            return None if pattern is None else await self.patterns.compiled(pattern, deadline)
+        async def compile_regex(regex: str | None) -> TokenDFA | None:
+            return None if regex is None else await self.regex_compiler.compile(regex, deadline)
 
-        if isinstance(asked.match, list):
-            return Guidance(asked.guidance, tuple([await compiled(pattern) for pattern in asked.match]))
-        return Guidance(asked.guidance, await compiled(asked.match))
+        if isinstance(request.regex, list):
+            return Guidance(request.cfg_scale, tuple([await compile_regex(pattern) for pattern in request.regex]))
+        return Guidance(request.cfg_scale, await compile_regex(request.regex))
 
     @property
-    def patterns(self) -> PatternCompiler:
+    def regex_compiler(self) -> RegexCompiler:
         """Who works out the patterns of requests."""
-        if self._patterns is None:
-            self._patterns = PatternCompiler(self.wording.tokenizer)
-        return self._patterns
+        if self._regex_compiler is None:
+            self._regex_compiler = RegexCompiler(self.codec.tokenizer)
+        return self._regex_compiler
 
-    def check_canvas(self, canvas: HoledText, param: str) -> None:
+    def check_canvas(self, masked_text: MaskedText, param: str) -> None:
         """Refuse what is too long; `param` is the field that says how many tokens are to be written."""
-        check_length(param, canvas.given, canvas.hidden, self.length, self.limits)
+        check_context_length(param, masked_text.num_prompt_tokens, masked_text.num_masked, self.max_length, self.limits)
 
-    def ticket(self, works: Sequence[Work], deadline: float, watched: bool = False) -> Ticket:
+    def submit(self, jobs: Sequence[Job], deadline: float, stream: bool = False) -> RequestHandle:
         """Send the rows of a request on their way; if `watched`, they tell of their progress."""
-        return Ticket(self.engine, works, deadline, watched)
+        return RequestHandle(self.engine, jobs, deadline, stream)
 
 
-def revises(sampler: AnySampler) -> bool:
+def may_remask(sampler: AnySampler) -> bool:
     """Whether a token that is written may still change."""
-    return isinstance(
-        sampler.sampler if isinstance(sampler, Blockwise) else sampler, Remask | UniformAncestral
-    )
+    return isinstance(sampler.sampler if isinstance(sampler, Blockwise) else sampler, ReMDM | UniformAncestral)
 
 
-def _name(sampler: AnySampler) -> str:
+def _sampler_name(sampler: AnySampler) -> str:
     """What commands and requests call it: FirstHitting is first-hitting."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", type(sampler).__name__).lower()
 
 
-def new_seed() -> int:
+def random_seed() -> int:
     """A seed for who did not bring one; it is told, so that the answer can be had again."""
     return secrets.randbelow(1 << 31)
 
 
-def new_id(kind: str) -> str:
+def response_id(prefix: str) -> str:
     """A name for an answer."""
-    return f"{kind}-{secrets.token_hex(12)}"
+    return f"{prefix}-{secrets.token_hex(12)}"

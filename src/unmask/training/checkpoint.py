@@ -24,71 +24,71 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from unmask.data.folders import sync
-from unmask.world import World
+from unmask.distributed import Distributed
+from unmask.io.atomic import fsync
 
-MANIFEST, STATE = "manifest.json", "state.json"
-METADATA, TENSORS, WRITING = ".metadata", ".distcp", ".writing"
-NAME = re.compile(r"step-(\d{8})")
+_MANIFEST_FILE, _STATE_FILE = "manifest.json", "state.json"
+_DCP_METADATA_FILE, _DCP_SUFFIX, _WRITING_SUFFIX = ".metadata", ".distcp", ".writing"
+_STEP_FOLDER = re.compile(r"step-(\d{8})")
 
 
-def save(folder: Path, step: int, tensors: dict[str, Any], state: dict[str, Any], world: World) -> Path:
+def save(folder: Path, step: int, tensors: dict[str, Any], state: dict[str, Any], distributed: Distributed) -> Path:
     """Write the checkpoint of `step`: all of it or, if anything fails, nothing."""
-    final = path_of(folder, step)
-    if not world.any(problem(final) is not None):
+    final = checkpoint_path(folder, step)
+    if not distributed.any_rank(integrity_error(final) is not None):
         return final
-    fresh = folder / f".{final.name}{WRITING}"
-    if world.first:
+    fresh = folder / f".{final.name}{_WRITING_SUFFIX}"
+    if distributed.is_main:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-    world.barrier()
+    distributed.barrier()
     try:
-        _write_tensors(fresh, final, tensors, world)
-        if world.first:
-            (fresh / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+        _write_tensors(fresh, final, tensors, distributed)
+        if distributed.is_main:
+            (fresh / _STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
             sums = {file.name: _sha256(file) for file in sorted(fresh.iterdir())}
-            (fresh / MANIFEST).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+            (fresh / _MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
             for entry in [*fresh.iterdir(), fresh]:
-                sync(entry)
+                fsync(entry)
             _remove(final)
             fresh.rename(final)
-            sync(folder)
+            fsync(folder)
     except BaseException:
-        if world.first:
+        if distributed.is_main:
             shutil.rmtree(fresh, ignore_errors=True)  # it may be what fills the disk
         raise
-    world.barrier()
+    distributed.barrier()
     return final
 
 
-def rotate(folder: Path, keep: int, known: set[Path]) -> None:
+def delete_old(folder: Path, keep: int, verified: set[Path]) -> None:
     """Delete the oldest: `keep` whole ones, and never fewer than two, are left.
 
     One that is damaged does not count: it stays until there are enough whole ones that are newer. Those that
     are `known` to be whole are not read again; what is found to be joins them.
     """
     whole = 0
-    for step in sorted(_steps(folder), reverse=True):
-        path = path_of(folder, step)
+    for step in sorted(_saved_steps(folder), reverse=True):
+        path = checkpoint_path(folder, step)
         if whole >= max(2, keep):
             _remove(path)
-        elif path in known or problem(path) is None:
-            known.add(path)
+        elif path in verified or integrity_error(path) is None:
+            verified.add(path)
             whole += 1
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Delete what processes left that were killed while they were saving; nobody else may be at work."""
-    for entry in folder.glob(f".step-*{WRITING}"):
+    for entry in folder.glob(f".step-*{_WRITING_SUFFIX}"):
         shutil.rmtree(entry, ignore_errors=True)
 
 
-def newest(folder: Path) -> tuple[Path | None, list[str]]:
+def latest(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, and what is wrong with the newer ones that had to be skipped."""
     skipped: list[str] = []
-    for step in sorted(_steps(folder), reverse=True):
-        path = path_of(folder, step)
-        wrong = problem(path)
+    for step in sorted(_saved_steps(folder), reverse=True):
+        path = checkpoint_path(folder, step)
+        wrong = integrity_error(path)
         if wrong is None:
             return path, skipped
         skipped.append(wrong)
@@ -97,7 +97,7 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 def set_aside(folder: Path, *others: str) -> Path | None:
     """Move all checkpoints, and the `others` of these names, into a folder of their own in `folder`."""
-    found = [*(f"step-{step:08d}" for step in sorted(_steps(folder))), *others]
+    found = [*(f"step-{step:08d}" for step in sorted(_saved_steps(folder))), *others]
     found = [name for name in found if os.path.lexists(folder / name)]
     if not found:
         return None
@@ -108,18 +108,18 @@ def set_aside(folder: Path, *others: str) -> Path | None:
     return aside
 
 
-def problem(path: Path) -> str | None:
+def integrity_error(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        sums = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        tensors = [file.name for file in path.glob(f"*{TENSORS}")]
-        needed = {STATE, METADATA, *(tensors or [f"__0_0{TENSORS}"])}
+        sums = json.loads((path / _MANIFEST_FILE).read_text(encoding="utf-8"))
+        tensors = [file.name for file in path.glob(f"*{_DCP_SUFFIX}")]
+        needed = {_STATE_FILE, _DCP_METADATA_FILE, *(tensors or [f"__0_0{_DCP_SUFFIX}"])}
         absent = sorted(needed - sums.keys() if isinstance(sums, dict) else needed)
         if absent:
-            return f"{path / MANIFEST} is damaged: it says nothing of {absent[0]}"
+            return f"{path / _MANIFEST_FILE} is damaged: it says nothing of {absent[0]}"
         for name, expected in sums.items():
             if _sha256(path / name) != expected:
-                return f"{path / name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+                return f"{path / name} is damaged: its SHA-256 is not the one in {_MANIFEST_FILE}"
     except FileNotFoundError as error:
         return f"{path} is incomplete: {Path(error.filename).name} is missing"
     except (OSError, ValueError, RecursionError) as error:
@@ -127,28 +127,28 @@ def problem(path: Path) -> str | None:
     return None
 
 
-def load(path: Path, tensors: dict[str, Any], world: World) -> dict[str, Any]:
+def load(path: Path, tensors: dict[str, Any], distributed: Distributed) -> dict[str, Any]:
     """Read a checkpoint into the given tensors, in place; returns the numbers."""
     try:
-        with _alone(world) as alone:
+        with _single_process(distributed) as alone:
             dcp_load(tensors, checkpoint_id=path, no_dist=alone)
     except CheckpointException as error:
-        raise ValueError(f"{path} does not hold what this run needs: {_cause(error)}") from None
-    state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        raise ValueError(f"{path} does not hold what this run needs: {_root_cause(error)}") from None
+    state: dict[str, Any] = json.loads((path / _STATE_FILE).read_text(encoding="utf-8"))
     return state
 
 
-def _write_tensors(fresh: Path, final: Path, tensors: dict[str, Any], world: World) -> None:
+def _write_tensors(fresh: Path, final: Path, tensors: dict[str, Any], distributed: Distributed) -> None:
     """Each rank its part; whoever fails, says why the checkpoint `final` could not be written."""
     try:
-        with _alone(world) as alone:
+        with _single_process(distributed) as alone:
             dcp_save(tensors, checkpoint_id=fresh, no_dist=alone)
     except CheckpointException as error:  # derives from BaseException, so nobody else would catch it
-        cause = _cause(error)
+        cause = _root_cause(error)
         if isinstance(cause, OSError) and cause.errno is not None:
             raise OSError(cause.errno, cause.strerror, str(final)) from None
         raise OSError(f"{final} could not be written: {cause}") from None
-    world.barrier()
+    distributed.barrier()
 
 
 def _remove(path: Path) -> None:
@@ -160,14 +160,14 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _alone(world: World) -> Iterator[bool]:
+def _single_process(distributed: Distributed) -> Iterator[bool]:
     """Whether there is one process only; torch's warning that there is no other is then no news."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield world.size == 1
+        yield distributed.world_size == 1
 
 
-def _cause(error: CheckpointException) -> BaseException:
+def _root_cause(error: CheckpointException) -> BaseException:
     """What went wrong on the first rank that failed, down to the file system's own words."""
     cause: BaseException = next(iter(error.failures.values()))[0] if error.failures else error
     inner: BaseException | None = cause
@@ -178,20 +178,20 @@ def _cause(error: CheckpointException) -> BaseException:
     return cause
 
 
-def path_of(folder: Path, step: int) -> Path:
+def checkpoint_path(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step is."""
     return folder / f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
+def checkpoint_step(path: Path) -> int:
     """The step that a checkpoint was made after."""
     return int(path.name.removeprefix("step-"))
 
 
-def _steps(folder: Path) -> Iterator[int]:
+def _saved_steps(folder: Path) -> Iterator[int]:
     if folder.is_dir():
         for entry in folder.iterdir():
-            if match := NAME.fullmatch(entry.name):
+            if match := _STEP_FOLDER.fullmatch(entry.name):
                 yield int(match[1])
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from unmask.training.muon import MuonOptimizer
 
 
-def _check_lr(lr: float) -> None:
+def _validate_lr(lr: float) -> None:
     if not 0 < lr < math.inf:
         raise ValueError(f"a learning rate must be above 0; got {lr}")
 
@@ -30,13 +30,13 @@ class AdamW:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        _validate_lr(self.lr)
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         """One optimizer for all parameters that are trained."""
-        return [self.over(trainable(model).values())]
+        return [self.build_for(_trainable_parameters(model).values())]
 
-    def over(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    def build_for(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """An optimizer for these parameters."""
         decayed: list[nn.Parameter] = []
         free: list[nn.Parameter] = []
@@ -57,18 +57,18 @@ class Muon:
     lr: float = 1.5e-3
     momentum: float = 0.95
     weight_decay: float = 0.0
-    rest: AdamW = AdamW(lr=1e-3)
+    adamw: AdamW = AdamW(lr=1e-3)
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        _validate_lr(self.lr)
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         """Two optimizers, which step together."""
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
-        for name, parameter in trainable(model).items():
+        for name, parameter in _trainable_parameters(model).items():
             (matrices if ".blocks." in f".{name}" and parameter.ndim == 2 else rest).append(parameter)
-        others = [self.rest.over(rest)] if rest else []
+        others = [self.adamw.build_for(rest)] if rest else []
         if not matrices:
             return others
         groups = [{"params": matrices, "base_lr": self.lr}]
@@ -80,7 +80,7 @@ AnyOptimizer: TypeAlias = AdamW | Muon
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantLR:
     """Stay at the peak."""
 
     def factor(self, progress: float) -> float:
@@ -92,53 +92,53 @@ class Constant:
 class CosineDecay:
     """From the peak to `floor` of it along half a cosine."""
 
-    floor: float = 0.0
+    min_factor: float = 0.0
 
     def factor(self, progress: float) -> float:
         """floor + (1 - floor) (1 + cos(pi progress))/2."""
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+        return self.min_factor + (1 - self.min_factor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)
 class LinearDecay:
     """From the peak to `floor` of it in a straight line."""
 
-    floor: float = 0.0
+    min_factor: float = 0.0
 
     def factor(self, progress: float) -> float:
         """1 - (1 - floor) progress."""
-        return 1 - (1 - self.floor) * progress
+        return 1 - (1 - self.min_factor) * progress
 
 
-AnyDecay: TypeAlias = Constant | CosineDecay | LinearDecay
+AnyLRSchedule: TypeAlias = ConstantLR | CosineDecay | LinearDecay
 
 
-def learning_rate_factor(step: int, steps: int, warmup: int, decay: AnyDecay) -> float:
+def lr_factor(step: int, steps: int, warmup_steps: int, schedule: AnyLRSchedule) -> float:
     """What every base learning rate is multiplied with at `step` = 0, 1, ..., steps - 1."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return decay.factor((step - warmup) / max(1, steps - warmup))
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return schedule.factor((step - warmup_steps) / max(1, steps - warmup_steps))
 
 
-def set_learning_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
+def set_lr(optimizers: Iterable[Optimizer], factor: float) -> None:
     """Scale all groups from their base."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
 
 
-def scale_and_clip(parameters: Iterable[nn.Parameter], scale: float, clip: float) -> float:
+def scale_and_clip_grads(parameters: Iterable[nn.Parameter], scale: float, max_norm: float) -> float:
     """Multiply all gradients by `scale`, and once more if their norm is then above `clip`; that norm."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     full = getattr(norm, "full_tensor", None)  # a sharded model's norm is a distributed tensor
     before = scale * float(full() if full is not None else norm)
     if math.isfinite(before):
-        torch._foreach_mul_(gradients, scale * min(1.0, clip / (before + 1e-6)))
+        torch._foreach_mul_(gradients, scale * min(1.0, max_norm / (before + 1e-6)))
     return before
 
 
-class Ema:
+class EMA:
     """Exponential moving average of the weights that are trained: w <- w + (1 - decay) (weights - w).
 
     Early on, when there is little to average, the decay is (1 + n)/(10 + n) if that is less.
@@ -147,21 +147,21 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"the decay of the moving average must be in [0, 1); got {decay}")
-        self.decay, self.updates = decay, 0
-        self.weights = {name: p.detach().clone() for name, p in trainable(model).items()}
+        self.decay, self.num_updates = decay, 0
+        self.weights = {name: p.detach().clone() for name, p in _trainable_parameters(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take in the weights after a step."""
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        current: list[Tensor] = [p.detach() for p in trainable(model).values()]
+        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        current: list[Tensor] = [p.detach() for p in _trainable_parameters(model).values()]
         torch._foreach_lerp_(list(self.weights.values()), current, 1 - decay)
-        self.updates += 1
+        self.num_updates += 1
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
         """The model with the averaged weights, for a while."""
-        pairs = [(p, self.weights[name]) for name, p in trainable(model).items()]
+        pairs = [(p, self.weights[name]) for name, p in _trainable_parameters(model).items()]
         self._swap(pairs)
         try:
             yield
@@ -169,9 +169,9 @@ class Ema:
             self._swap(pairs)
 
     @torch.no_grad()
-    def settle(self, model: nn.Module) -> None:
+    def copy_to(self, model: nn.Module) -> None:
         """The averaged weights, for good."""
-        for name, parameter in trainable(model).items():
+        for name, parameter in _trainable_parameters(model).items():
             parameter.copy_(self.weights[name])
 
     @torch.no_grad()
@@ -182,6 +182,6 @@ class Ema:
             average.copy_(kept)
 
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+def _trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are not frozen, each once, in the order of their names' definition."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 class Tracker(Protocol):
     """Takes figures while a run goes on."""
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Figures of a step."""
         ...
 
@@ -36,11 +36,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
-            raise ValueError(
-                "this tracker needs the extra tensorboard: pip install 'unmask[tensorboard]'"
-            ) from None
+            raise ValueError("this tracker needs the extra tensorboard: pip install 'unmask[tensorboard]'") from None
         folder = self.folder or str(run_folder / "tensorboard")
-        return _EventFiles(SummaryWriter(folder, purge_step=resumed_at + 1))
+        return _TensorBoardTracker(SummaryWriter(folder, purge_step=resumed_at + 1))
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class WandB:
             run = wandb.init(
                 project=self.project,
                 name=self.name,
-                id=_id_of(run_folder),
+                id=_wandb_run_id(run_folder),
                 resume="allow",
                 dir=run_folder,
                 config=json.loads(stated.read_text(encoding="utf-8")) if stated.exists() else None,
@@ -70,21 +68,19 @@ class WandB:
                 settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.errors.Error as error:
-            raise RuntimeError(
-                f"W&B did not start: {error}; log in with `wandb login`, or say offline"
-            ) from error
-        return _WandBRun(run)
+            raise RuntimeError(f"W&B did not start: {error}; log in with `wandb login`, or say offline") from error
+        return _WandBTracker(run)
 
 
 AnyTracker: TypeAlias = TensorBoard | WandB
 
 
 @dataclass(frozen=True)
-class _EventFiles:
+class _TensorBoardTracker:
     writer: Any
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
@@ -93,19 +89,19 @@ class _EventFiles:
 
 
 @dataclass(frozen=True)
-class _WandBRun:
+class _WandBTracker:
     run: Any
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         # W&B keeps what it has: a resumed run repeats some steps, with the same figures.
         if step >= self.run.step:
-            self.run.log(dict(figures), step=step)
+            self.run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self.run.finish()
 
 
-def _id_of(run_folder: Path) -> str:
+def _wandb_run_id(run_folder: Path) -> str:
     """The run's name for W&B, kept in its folder: the same after a move, another in another folder."""
     path = run_folder / "wandb-id.txt"
     if not path.exists():

@@ -57,8 +57,8 @@ function showSamplers() {
 
 function showLimits() {
   for (const field of ["n", "steps", "draws"]) $(field).max = model.limits[field];
-  $("length").max = Math.min(model.length, model.limits.max_tokens);
-  const length = model.length >= 256 ? 48 : Math.max(1, Math.min(16, Math.floor(model.length / 3)));
+  $("length").max = Math.min(model.max_length, model.limits.max_tokens);
+  const length = model.max_length >= 256 ? 48 : Math.max(1, Math.min(16, Math.floor(model.max_length / 3)));
   const untouched = $("length").value === $("length").defaultValue;
   $("length").defaultValue = Math.min(length, $("length").max);
   if (untouched) $("length").value = $("length").defaultValue;
@@ -76,8 +76,8 @@ async function findModel() {
   try {
     const { data: [found] } = await (await ask("/v1/models")).json();
     Object.assign(model, found);
-    const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.parameters);
-    $("model").textContent = `${model.id}: ${model.kind}, ${size} parameters, up to ${model.length} tokens`;
+    const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
+    $("model").textContent = `${model.id}: ${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
     showSamplers();
     showLimits();
     showExamples();

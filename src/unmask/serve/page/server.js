@@ -9,12 +9,12 @@ const BROKEN_OFF = "The connection to the server broke off. Is it still running?
 export class Fault extends Error {}
 
 /* What /v1/models says of the model, once it is known. */
-export const model = { length: Infinity, limits: {} };
+export const model = { max_length: Infinity, limits: {} };
 
 export const tooLong = () => {
-  const most = Math.min(model.limits.max_tokens ?? Infinity, model.length);
-  const written = most < model.length ? `, at most ${most} of them hidden` : "";
-  return `This is too long: the model takes ${model.length} tokens at once${written}. Shorten the text or its holes.`;
+  const most = Math.min(model.limits.max_tokens ?? Infinity, model.max_length);
+  const written = most < model.max_length ? `, at most ${most} of them hidden` : "";
+  return `This is too long: the model takes ${model.max_length} tokens at once${written}. Shorten the text or its holes.`;
 };
 
 const SENTENCES = {

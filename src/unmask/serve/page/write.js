@@ -59,7 +59,7 @@ async function hideSelection() {
   let tokens = 0;
   for (const piece of segments(chosen)) {
     if (typeof piece === "number") tokens += piece;
-    else tokens += (await (await ask("/v1/tokens", { text: piece })).json()).tokens.length;
+    else tokens += (await (await ask("/v1/tokenize", { text: piece })).json()).tokens.length;
   }
   if (field.value === whole) typed(field, start, end, `<mask:${Math.max(1, tokens)}>`);
 }
@@ -78,7 +78,7 @@ function wanted() {
 
 function request() {
   const pieces = wanted();
-  if (pieces.reduce((sum, piece) => sum + (typeof piece === "number" ? piece : 0), 0) > model.length) throw new Fault(tooLong());
+  if (pieces.reduce((sum, piece) => sum + (typeof piece === "number" ? piece : 0), 0) > model.max_length) throw new Fault(tooLong());
   return {
     segments: pieces, n: number($("n")), steps: number($("steps")), sampler: $("sampler").value,
     temperature: number($("temperature")), top_p: number($("top-p")), seed: number($("seed")),
@@ -144,7 +144,7 @@ async function run(body, fixed = new Map(), focus = null) {
       } else if (name === "result") {
         story.results[data.index] = data;
         if (story.following) show(last());
-      } else if (name === "answer") {
+      } else if (name === "response") {
         whole = true;
       }
     }

@@ -1,0 +1,194 @@
+"""What training costs on any machine: FLOPs, bytes and messages of a step, and from these time and memory.
+
+    python -m benchmarks.cost_model        # the tables of docs/scaling.md
+
+Every number is a product of sizes; `benchmarks.weak_scaling` compares the small end with measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask.cli.table import print_table
+
+MASKED_FRACTION = 0.5
+"""The share of tokens that reaches the head: times are uniform, so half of them on average."""
+
+GRADIENT_BYTES, STATE_BYTES = 4, 20
+"""Bytes a parameter: of its gradient on the wire; of itself, its gradient, AdamW's two and the average."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A DiT without time conditioning."""
+
+    name: str
+    depth: int
+    width: int
+    vocab: int = 50_258
+    length: int = 1024
+
+    @property
+    def block_parameters(self) -> int:
+        """Attention's 4 and the MLP's 8 squares of the width."""
+        return 12 * self.depth * self.width**2
+
+    @property
+    def parameters(self) -> int:
+        """With an embedding and a head of their own."""
+        return self.block_parameters + 2 * self.vocab * self.width
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward once, backward twice: 6 a parameter, 12 L width a layer for attention, the head on a half.
+
+        The last layer's queries and MLP are computed at the masked half only.
+        """
+        layer = 6 * 12 * self.width**2
+        spared = (1 - MASKED_FRACTION) * layer * 10 / 12
+        attention = 12 * self.depth * self.length * self.width
+        head = 6 * MASKED_FRACTION * self.vocab * self.width
+        return self.depth * layer - spared + attention + head
+
+    @property
+    def activation_bytes_per_token(self) -> float:
+        """What autograd keeps in bfloat16 with float32 residuals: 28 width a layer, and the embedding."""
+        return (28 * self.depth + 8) * self.width
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Many equal devices: FLOP/s that matrix products reach, bytes/s between them, bytes of memory."""
+
+    name: str
+    flops: float
+    intra_node_bandwidth: float
+    inter_node_bandwidth: float
+    gpus_per_node: int
+    memory_bytes: float
+
+    def bandwidth(self, ranks: int) -> float:
+        """Of the slowest link that all ranks need."""
+        return self.intra_node_bandwidth if ranks <= self.gpus_per_node else self.inter_node_bandwidth
+
+
+H100 = Cluster(
+    "H100",
+    flops=0.4 * 989e12,
+    intra_node_bandwidth=450e9,
+    inter_node_bandwidth=50e9,
+    gpus_per_node=8,
+    memory_bytes=80e9,
+)
+"""40 % of the bfloat16 peak, NVLink within a node of 8, 400 Gbit/s a GPU between nodes."""
+
+MODELS = (
+    ModelShape("110M", 12, 768),
+    ModelShape("350M", 24, 1024),
+    ModelShape("1.3B", 24, 2048),
+    ModelShape("8B", 36, 4096),
+)
+
+
+def communication_bytes(model: ModelShape, ranks: int, sharded: bool) -> float:
+    """Bytes that a rank sends in a step: gradients summed and spread (2), or weights gathered twice and
+    gradients scattered (3), each (n - 1)/n of all of them."""
+    return (3 if sharded else 2) * (ranks - 1) / ranks * GRADIENT_BYTES * model.parameters
+
+
+def memory_bytes(model: ModelShape, ranks: int, batch_size: int, sharded: bool) -> float:
+    """Bytes a rank holds: weights and state, the largest unsharded layer, activations, a part of logits."""
+    state: float = STATE_BYTES * model.parameters
+    if sharded:
+        state = state / ranks + 8 * max(model.vocab * model.width, 12 * model.width**2)
+    return state + batch_size * model.length * model.activation_bytes_per_token + 4 * (1 << 26)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step of `tokens`: computing, and talking if nothing of it is hidden."""
+
+    tokens: int
+    compute_seconds: float
+    communication_seconds: float
+
+    @property
+    def overlapped_throughput(self) -> float:
+        """Tokens a second if talk is hidden behind computing as far as it goes."""
+        return self.tokens / max(self.compute_seconds, self.communication_seconds)
+
+    @property
+    def serial_throughput(self) -> float:
+        """Tokens a second if none of it is."""
+        return self.tokens / (self.compute_seconds + self.communication_seconds)
+
+
+def step_time(model: ModelShape, machine: Cluster, ranks: int, batch_size: int, sharded: bool) -> StepTime:
+    """With `rows` windows a rank."""
+    tokens = batch_size * model.length
+    talk = communication_bytes(model, ranks, sharded) / machine.bandwidth(ranks)
+    return StepTime(ranks * tokens, tokens * model.flops_per_token / machine.flops, talk)
+
+
+def max_batch_size(model: ModelShape, machine: Cluster, ranks: int, sharded: bool, global_batch_size: int) -> int:
+    """Rows a rank takes of a global batch, in powers of two as far as memory goes; 0 if not even one fits."""
+    rows = 1
+    if memory_bytes(model, ranks, rows, sharded) > machine.memory_bytes:
+        return 0
+    while (
+        2 * rows * ranks <= global_batch_size and memory_bytes(model, ranks, 2 * rows, sharded) <= machine.memory_bytes
+    ):
+        rows *= 2
+    return rows
+
+
+def main() -> None:
+    """Tables for a global batch of 512 or, on more GPUs than that, one row each."""
+    print_table(
+        ("model", "parameters", "GFLOP/token", "state, 1 rank", "DDP traffic", "FSDP2 traffic"),
+        [
+            (
+                model.name,
+                f"{model.parameters / 1e6:,.0f}M",
+                f"{model.flops_per_token / 1e9:.2f}",
+                f"{STATE_BYTES * model.parameters / 1e9:.1f} GB",
+                f"{communication_bytes(model, 8, False) / 1e9:.1f} GB",
+                f"{communication_bytes(model, 8, True) / 1e9:.1f} GB",
+            )
+            for model in MODELS
+        ],
+    )
+    lines = []
+    for model in MODELS:
+        for ranks in (8, 64, 256, 1024):
+            sharded = memory_bytes(model, ranks, 1, False) > H100.memory_bytes
+            batch = max(512, ranks)
+            rows = max_batch_size(model, H100, ranks, sharded, batch)
+            if rows == 0:
+                lines.append((model.name, str(ranks), "FSDP2", *["does not fit"] * 6))
+                continue
+            # More rows than fit at once are taken one after the other: replicas talk after the last of them,
+            # shards are gathered and scattered for each.
+            often = max(1, batch // (rows * ranks))
+            one = step_time(model, H100, ranks, rows, sharded)
+            talk = one.communication_seconds * often if sharded else one.communication_seconds
+            whole = StepTime(one.tokens * often, one.compute_seconds * often, talk)
+            days = [f"{tokens / whole.serial_throughput / 86400:,.1f}" for tokens in (10e9, 100e9, 1e12)]
+            lines.append(
+                (
+                    model.name,
+                    str(ranks),
+                    "FSDP2" if sharded else "DDP",
+                    f"{memory_bytes(model, ranks, rows, sharded) / 1e9:.0f} GB",
+                    f"{whole.serial_throughput / 1e6:.2f} to {whole.overlapped_throughput / 1e6:.2f}",
+                    f"{whole.communication_seconds / whole.compute_seconds:.2f}",
+                    *days,
+                )
+            )
+    print()
+    header = ("model", "GPUs", "way", "memory", "M tokens/s", "talk/compute", "days 10B", "100B", "1T")
+    print_table(header, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Text into tokens: `unmask prepare` beside the tokenizer library itself.
+
+    python -m benchmarks.prepare FILE [--repeats 3]
+
+The plain way encodes all lines of the file in one batch and saves one array; both use the tokenizer that
+`prepare` has made, whose training is not timed. `prepare` also hashes, checks and writes atomically.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.side_by_side import median, time_alternating
+from unmask import Tokenizer
+from unmask.data.corpus.corpus import prepare
+
+TOKENIZERS = ("bytes", "bpe:4096")
+
+
+def tokenize_directly(file: Path, out: Path, tokenizer: Tokenizer) -> None:
+    """As training scripts do it."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    encoded = tokenizer.backend.encode_batch(lines)
+    np.save(out, np.concatenate([np.array(line.ids, np.uint16) for line in encoded]))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("file", type=Path, help="text, of some megabytes")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    megabytes = asked.file.stat().st_size / 1e6
+    for name in TOKENIZERS:
+        with tempfile.TemporaryDirectory() as folder:
+            made, number = Path(folder) / "made", itertools.count()
+            tokenizer = prepare([str(asked.file)], made, name).tokenizer
+            spec = name if name == "bytes" else str(made / "tokenizer.json")
+            plain, ours = time_alternating(
+                lambda: tokenize_directly(asked.file, Path(folder) / "plain.npy", tokenizer),  # noqa: B023
+                lambda: prepare([str(asked.file)], Path(folder) / str(next(number)), spec),  # noqa: B023
+                asked.repeats,
+            )
+        ratios = [theirs / own for theirs, own in zip(plain, ours, strict=True)]
+        print(
+            f"{name}: {megabytes / median(ours):.1f} MB/s, plainly {megabytes / median(plain):.1f} MB/s:"
+            f" {median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

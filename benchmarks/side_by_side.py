@@ -1,0 +1,239 @@
+"""Ratios measured side by side in one run: machines are noisy, and their noise is shared this way."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+import unmask
+from benchmarks.textbook import ModelSize, ReferenceMDLM
+from unmask.hardware.flops import bf16_is_faster, count_flops, measure_peak_flops
+
+WorkFn = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How much faster `unmask` does some work than the textbook: a ratio for each repeat.
+
+    `precision` is the textbook's, the one in which it is faster here. `share` is that of the machine's matmul
+    peak in our part, where most of the work is matrix products.
+    """
+
+    work: str
+    precision: str
+    baseline: tuple[float, ...]
+    ours: tuple[float, ...]
+    peak_fraction: float | None = None
+    unit: str = "s"
+    note: str = ""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of pairs that were measured one after the other."""
+        return [theirs / ours for theirs, ours in zip(self.baseline, self.ours, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """The middle one."""
+        return statistics.median(self.ratios)
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        return {**vars(self), "ratio": self.ratio, "ratios": self.ratios}
+
+
+class IsolatedProcess:
+    """Work in a process of its own, called in turns with other work: no way finds memory as another left it
+    (from what is freed, the C library learns what to keep)."""
+
+    def __init__(self, make: Callable[..., WorkFn], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve_calls, args=(theirs, make, *arguments), daemon=True)
+        self.process.start()
+
+    def __call__(self) -> None:
+        self._request(False)
+
+    def flops(self) -> int:
+        """Those of the work, which is done once more."""
+        return self._request(True)
+
+    def _request(self, with_flops: bool) -> int:
+        self.pipe.send(with_flops)
+        return int(self.pipe.recv())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _serve_calls(pipe: Connection, make: Callable[..., WorkFn], *arguments: object) -> None:
+    work = make(*arguments)
+    while True:
+        counted = pipe.recv()
+        pipe.send(measure_flops(work) if counted else (work(), 0)[1])
+
+
+def measure_flops(work: WorkFn) -> int:
+    """FLOPs of its matrix products; it is done to be counted."""
+    with count_flops(True) as count:
+        work()
+    return count.flops
+
+
+def time_alternating(
+    baseline: WorkFn, ours: WorkFn, repeats: int, warmup: bool = True
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, in turns, after one run of each that is not counted if `warm`."""
+    if warmup:
+        baseline(), ours()
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for work, seconds in zip((baseline, ours), times, strict=True):
+            seconds.append(time_once(work))
+    return times
+
+
+def time_once(work: WorkFn) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def compare(
+    work: str,
+    precision: str,
+    baseline: WorkFn,
+    ours: WorkFn,
+    repeats: int = 3,
+    note: str = "",
+    warmup: bool = True,
+    baseline_fraction: float = 1.0,
+    ours_fraction: float = 1.0,
+    with_flops: bool = True,
+) -> Result:
+    """Measure a piece of work both ways, and what share of the peak ours reaches.
+
+    `theirs` does a `share` of the work, and ours an `own_share`, if all of it would take too long; times are
+    told for all of it. `counted`: ours is done once more to count its FLOPs.
+    """
+    textbook, own = time_alternating(baseline, ours, repeats, warmup)
+    reached = None
+    if with_flops:
+        peak = current_peak_flops()
+        flops = ours.flops() if isinstance(ours, IsolatedProcess) else measure_flops(ours)
+        reached = flops / statistics.median(own) / peak
+    theirs_whole = tuple(seconds / baseline_fraction for seconds in textbook)
+    ours_whole = tuple(seconds / ours_fraction for seconds in own)
+    return Result(work, precision, theirs_whole, ours_whole, reached, note=note)
+
+
+@cache
+def unmask_uses_bf16() -> bool:
+    """Whether our side computes in bfloat16: wherever the machine is good at it."""
+    return bf16_is_faster(torch.device("cpu"))
+
+
+def current_peak_flops() -> float:
+    """FLOP/s of large matrix products at this moment, of the kind that our side is made of."""
+    return measure_peak_flops(torch.bfloat16 if unmask_uses_bf16() else torch.float32, torch.device("cpu"))
+
+
+PRECISIONS = {"float32": False, "bfloat16": True}
+"""What the textbook can compute in, and whether that is its `bf16`."""
+
+
+def fastest(works: Mapping[str, WorkFn]) -> str:
+    """The name of the work that takes the least time: three turns, of which the first is not counted."""
+    rounds = [{name: time_once(work) for name, work in works.items()} for _ in range(3)][1:]
+    return min(works, key=lambda name: min(seconds[name] for seconds in rounds))
+
+
+def fastest_pair(
+    size: ModelSize, work: Callable[[ReferenceMDLM], object]
+) -> tuple[ReferenceMDLM, str, unmask.LanguageModel]:
+    """`pair`, each as fast as the machine allows: the textbook in the precision (which is told) in which it
+    does the `work` faster, ours in bfloat16 where the machine is good at it, and packed."""
+    textbook, model = matched_pair(size)
+
+    def in_precision(bf16: bool) -> None:
+        textbook.bf16 = bf16
+        work(textbook)
+
+    precision = fastest({name: partial(in_precision, bf16) for name, bf16 in PRECISIONS.items()})
+    textbook.bf16 = PRECISIONS[precision]
+    if unmask_uses_bf16():
+        model.denoiser.to_bf16()
+    model.denoiser.prepack()
+    return textbook, precision, model
+
+
+def matched_pair(size: ModelSize, seed: int = 0, bf16: bool = False) -> tuple[ReferenceMDLM, unmask.LanguageModel]:
+    """A textbook network with random weights, which may compute under bfloat16 autocast, and `unmask`'s with
+    the same weights."""
+    torch.manual_seed(seed)
+    textbook = ReferenceMDLM(size, bf16=bf16)
+    with torch.no_grad():  # zeros would hide what depends on what
+        for parameter in textbook.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return textbook, to_unmask(textbook)
+
+
+def to_unmask(baseline: ReferenceMDLM) -> unmask.LanguageModel:
+    """The same network as `unmask` reads it from a folder in the published layout."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(baseline.size.to_json()))
+        weights = {f"backbone.{name}": tensor for name, tensor in baseline.state_dict().items()}
+        save_file(weights, Path(folder) / "model.safetensors")
+        return unmask.load(folder)
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """A stream of random tokens, as the loader reads it."""
+
+    ids: NDArray[np.int64]
+
+    @classmethod
+    def generate(cls, num_tokens: int, vocab: int, seed: int = 0) -> RandomTokens:
+        """`tokens` ids below the mask, the last of `vocab`."""
+        return cls(np.random.default_rng(seed).integers(0, vocab - 1, num_tokens))
+
+    @property
+    def num_tokens(self) -> int:
+        """How many there are."""
+        return len(self.ids)
+
+    @property
+    def document_ends(self) -> NDArray[np.int64]:
+        """One document."""
+        return np.array([len(self.ids)])
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The ids at start, ..., stop - 1."""
+        return self.ids[start:stop]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)

@@ -1,0 +1,59 @@
+"""Peak memory of a training step, each way in a process of its own, with what its allocator holds back.
+
+python -m benchmarks.training_memory float32|bfloat16|ours|recompute
+
+The first two are the textbook's, which is compared in the precision in which it needs less.
+
+With MALLOC_MMAP_THRESHOLD_=4000000 large blocks go back when they are freed: what is then told is in use.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from benchmarks.side_by_side import PRECISIONS, Result, unmask_uses_bf16
+from benchmarks.textbook import ModelSize
+from benchmarks.training import baseline_trainer, random_batch, unmask_trainer
+
+SIZE = ModelSize(vocab=50_258, depth=8, width=512, length=1024)
+BATCH = 8
+
+
+def measure_memory(way: str = "ours") -> Result:
+    """Of the second step, because the optimizer's state appears in the first; the textbook's steps are long,
+    so its first one is of a few tokens."""
+    work = f"peak memory of a training step, V = 50,258, 8 x 512, batch {BATCH} x {SIZE.length:,}"
+    if way == "recompute":
+        work = "the same with training.gradient_checkpointing"
+    precision = min(PRECISIONS, key=_peak_memory_of)
+    return Result(work, precision, (_peak_memory_of(precision),), (_peak_memory_of(way),), unit="GB")
+
+
+@cache
+def _peak_memory_of(way: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.training_memory", way]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    return float(done.stdout)
+
+
+def _peak_memory() -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1e6
+    raise SystemExit("this machine does not tell a process' peak memory")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in PRECISIONS:  # each way is alone
+        trainer, text = baseline_trainer(SIZE, PRECISIONS[sys.argv[1]]), random_batch(SIZE, BATCH)
+        trainer.step(text[:1, :8])
+        trainer.step(text)
+    else:
+        run = unmask_trainer(SIZE, BATCH, unmask_uses_bf16())
+        run.denoiser.backbone.gradient_checkpointing = sys.argv[1] == "recompute"
+        run.train_step()
+        run.train_step()
+    print(_peak_memory())

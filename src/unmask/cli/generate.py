@@ -1,0 +1,338 @@
+"""Commands that write text: sample, complete and infill."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from unmask.cli.arguments import (
+    Count,
+    JsonFlag,
+    ModelPath,
+    TextArg,
+    TextArgs,
+    load_distributed,
+    print_json,
+    warn_literal_masks,
+)
+from unmask.cli.signature import Inline, Option
+
+if TYPE_CHECKING:
+    from unmask.guidance import Guidance
+    from unmask.model import LanguageModel, Samples
+    from unmask.sampling import AnySampler
+    from unmask.types import Tokens
+
+SamplerName = Literal[
+    "default",
+    "ancestral",
+    "first-hitting",
+    "random-order",
+    "confidence",
+    "threshold",
+    "factor",
+    "entropy-bounded",
+    "remdm",
+]
+
+
+_CacheName = Literal["none", "prefix", "dual"]
+_MeasureName = Literal["probability", "margin", "entropy"]
+_RemaskingName = Literal["cap", "rescale", "conf"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
+_LoopArg = Annotated[tuple[float, float, float] | None, Option(metavar="T_ON T_OFF ALPHA_ON")]
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How tokens are written."""
+
+    n: Count = 1
+    """How many texts."""
+    steps: int | None = None
+    """Steps of the sampler, 128 if not given; more are better and slower."""
+    temperature: float = 1.0
+    """0 takes the most probable token, 1 samples the model as it is."""
+    top_k: int | None = None
+    """Sample from the k most probable tokens only."""
+    top_p: float | None = None
+    """Sample from the most probable tokens that together reach p only."""
+    seed: int = 0
+    """Row i is drawn with seed + i."""
+    sampler: SamplerName = "default"
+    """In which order holes are filled; the default is the plain one of the model's kind."""
+    measure: _MeasureName | None = None
+    """Of the sampler confidence: by what the surest token is found; probability if not given."""
+    threshold: float | None = None
+    """Of the sampler threshold: how probable a token must be to be written with others; 0.9 if not given."""
+    factor: float | None = None
+    """Of the sampler factor: the larger, the more tokens are written at once; 1 if not given."""
+    entropy_bound: float | None = None
+    """Of the sampler entropy-bounded: nats that may be lost by writing tokens at once; 0.1 if not given."""
+    delayed_tokens: tuple[int, ...] = ()
+    """Of confidence, threshold, factor and entropy-bounded: ids of tokens that are written last."""
+    remasking: _RemaskingName | None = None
+    """Of the sampler remdm: which tokens are hidden again, and how often; rescale if not given."""
+    eta: float | None = None
+    """Of the sampler remdm: how strong remasking is, from 0 to 1; each --remasking has its own."""
+    loop: _LoopArg = None
+    """Of the sampler remdm: write a share VISIBLE by t = ON, correct until t = OFF; as in 0.55 0.05 0.9."""
+    block_size: int | None = None
+    """Write from left to right in blocks of so many tokens, --steps each; block diffusion has its own."""
+    cache: _CacheName = "none"
+    """What a block's steps do not read again: all before it (prefix), or all around it (dual)."""
+    stride: int | None = None
+    """By how many tokens the window moves along a text that is longer than it; half of it if not given."""
+    window: int | None = None
+    """How many tokens the window has, with --stride; as many as the model reads at once if not given."""
+    cfg_scale: float = 0.0
+    """Classifier-free guidance by the visible text: 0 is none; every step then reads two texts for one."""
+    regex: tuple[str, ...] = ()
+    """A regular expression that the text of each hole must match; or several, one for each hole."""
+    dtype: DtypeName = "auto"
+    """What the network computes with; auto takes bfloat16 for large models where it is measured faster."""
+    watch: bool = False
+    """Show the text on stderr after each step, while it is being written."""
+    delay: float = 0.05
+    """Seconds between the steps that are watched on a terminal."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay <= 60:
+            raise ValueError(f"delay must be from 0 to 60 seconds; got {self.delay}")
+
+    def build_guidance(self) -> Guidance | None:
+        """What is asked of the text beyond the model."""
+        from unmask.guidance import Guidance
+
+        if not self.cfg_scale and not self.regex:
+            return None
+        patterns = self.regex[0] if len(self.regex) == 1 else self.regex or None
+        return Guidance(self.cfg_scale, patterns)
+
+    def build_sampler(self, lm: LanguageModel) -> AnySampler:
+        """The sampler that was named, with its options; what it does not have is refused."""
+        from unmask import sampling
+        from unmask.diffusion.categorical import SamplingParams
+
+        choice = SamplingParams(self.temperature, self.top_k, self.top_p)
+        steps = 128 if self.steps is None else self.steps
+        chosen = lm.make_sampler(
+            self.sampler,
+            steps,
+            choice,
+            block_size=self.block_size,
+            cache=self.cache,
+            **self._sampler_options(),
+        )
+        if self.steps is not None and sampler_steps(chosen) is None:
+            who = "this model's sampler" if self.sampler == "default" else f"the sampler {self.sampler}"
+            raise ValueError(f"{who} takes no steps, as it finds out itself how many it needs: drop --steps")
+        if self.stride is None:
+            if self.window is not None:
+                raise ValueError("--window is for --stride, which says by how much the window moves")
+            return chosen
+        if not isinstance(chosen, sampling.MASKED_SAMPLERS):
+            raise ValueError("--stride is for masked diffusion that is not written in blocks; drop it")
+        return sampling.SemiAutoregressive(self.stride, self.window, chosen)
+
+    def _sampler_options(self) -> dict[str, object]:
+        """The sampler's own options, as far as they are given."""
+        from dataclasses import replace
+
+        from unmask.config import lookup
+        from unmask.sampling.remdm import REMASKING_SCHEDULES, Loop
+
+        remasking: object = self.remasking
+        if self.eta is not None:
+            remasking = replace(lookup(self.remasking or "rescale", REMASKING_SCHEDULES, "remasking"), eta=self.eta)
+        named = {
+            "measure": self.measure,
+            "threshold": self.threshold,
+            "factor": self.factor,
+            "entropy_bound": self.entropy_bound,
+            "delayed_tokens": self.delayed_tokens or None,
+            "remasking": remasking,
+            "loop": None if self.loop is None else Loop(*self.loop),
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def sampler_steps(sampler: AnySampler) -> int | None:
+    """The steps of a sampler, or of the one that fills its blocks or windows; None if it has none."""
+    steps: int | None = getattr(getattr(sampler, "sampler", sampler), "steps", None)
+    return steps
+
+
+_MIN_BF16_PARAMETERS = 10_000_000
+"""Parameters from which on it is worth a fifth of a second to find out what the machine is good at."""
+
+_InlineOptions = Annotated[GenerationOptions, Inline()]
+
+
+def sample(
+    model: ModelPath,
+    length: int | None = None,
+    prompt: str = "",
+    options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    as_json: JsonFlag = False,
+) -> None:
+    """Write texts from nothing, or from a prompt.
+
+    For example:
+      unmask sample runs/demo --n 4 --length 16 --steps 16
+      unmask sample runs/demo --watch
+      torchrun --nproc_per_node 2 -m unmask sample runs/demo --count 64
+
+    Args:
+        model: A model folder, of ours or in a published layout, or a name on the hub.
+        length: How many tokens each; the model's longest if not given.
+        prompt: What each text begins with.
+    """
+    warn_literal_masks("a prompt", [prompt])
+    with load_distributed(model) as (lm, speaks):
+        sampler = options.build_sampler(lm)
+        canvas = lm.blank_canvas(options.n, length, prompt or ())
+        dtype = set_dtype(lm, options.dtype)
+        samples = _generate(lm, canvas, sampler, options, as_json)
+    if speaks:
+        _print_samples(samples, sampler, dtype, options, as_json)
+
+
+def complete(
+    model: ModelPath,
+    prompts: TextArgs,
+    length: int = 64,
+    options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    as_json: JsonFlag = False,
+) -> None:
+    """Go on from prompts, which may differ in length, up to the end of the text if the model knows one.
+
+    For example:
+      unmask complete runs/demo "import os" "def main(" --length 24
+      unmask complete GSAI-ML/LLaDA-8B-Base "The capital of" --block-size 32 --steps 32 --cache prefix
+
+    Args:
+        model: A model folder, of ours or in a published layout, or a name on the hub.
+        prompts: What to go on from; each is gone on from as if it were alone.
+        length: How many tokens to write at most.
+    """
+    with load_distributed(model) as (lm, speaks):
+        sampler = options.build_sampler(lm)
+        lm.check_memory(options.n * len(prompts), length)
+        dtype = set_dtype(lm, options.dtype)
+        asked = [prompt for prompt in prompts for _ in range(options.n)]
+        samples = lm.complete(asked, length, sampler=sampler, seed=options.seed, guidance=options.build_guidance())
+    if speaks:
+        _print_samples(samples, sampler, dtype, options, as_json, asked)
+
+
+def infill(
+    model: ModelPath,
+    template: TextArg,
+    options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    as_json: JsonFlag = False,
+) -> None:
+    """Fill the holes of a text.
+
+    For example:
+      unmask infill runs/demo "Flat is <mask:2> nested."
+      unmask infill runs/demo "year = <mask:4>" --regex "[12][0-9]{3}"
+
+    Args:
+        model: A model folder, of ours or in a published layout, or a name on the hub.
+        template: Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes.
+    """
+    with load_distributed(model) as (lm, speaks):
+        sampler = options.build_sampler(lm)
+        canvas = lm.encode_template(template, options.n)
+        followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())
+        if speaks and followed and not lm.uses_right_context:
+            print(
+                "unmask: this model reads from left to right only: what follows a hole is kept, but not seen",
+                file=sys.stderr,
+            )
+        dtype = set_dtype(lm, options.dtype)
+        samples = _generate(lm, canvas, sampler, options, as_json)
+    if speaks:
+        _print_samples(samples, sampler, dtype, options, as_json)
+
+
+def set_dtype(lm: LanguageModel, dtype: DtypeName) -> str:
+    """Make the model compute with what was asked for, and as fast as it can; what that is."""
+    from unmask.hardware.flops import bf16_is_faster
+
+    bf16, where = dtype == "bfloat16", lm.distributed
+    if dtype == "auto":
+        large = sum(weight.numel() for weight in lm.denoiser.parameters()) >= _MIN_BF16_PARAMETERS
+        # The first process measures for all, whose texts must not depend on who wrote them.
+        bf16 = large and where.any_rank(where.is_main and bf16_is_faster(where.device, seconds=0.2))
+    if bf16:
+        lm.denoiser.to_bf16()
+    lm.denoiser.prepack()
+    return "bfloat16" if bf16 else "float32"
+
+
+def _generate(
+    lm: LanguageModel, canvas: Tokens, sampler: AnySampler, options: GenerationOptions, as_json: bool
+) -> Samples:
+    from unmask.cli.watch import watch
+
+    if lm.distributed.world_size > 1:  # each process writes its rows, so nobody has the whole to look at
+        if options.watch:
+            raise ValueError("--watch shows one process at work; leave it out under torchrun")
+        return lm.generate(canvas, sampler, options.seed, guidance=options.build_guidance())
+    frames = lm.generate_steps(canvas, sampler, options.seed, guidance=options.build_guidance())
+    if options.watch:
+        return watch(frames, lm.vocab.mask_id, options.delay)
+    return _last_frame_with_progress(frames, lm.vocab.mask_id, sampler, quiet=as_json)
+
+
+def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: AnySampler, quiet: bool) -> Samples:
+    """The last frame; how far it has come is told by the tokens written so far.
+
+    Uniform noise hides nothing after its first step, so there steps are counted.
+    """
+    from unmask.cli.progress import progress
+    from unmask.sampling import UniformAncestral
+
+    frame = next(frames)
+    holes = int((frame.tokens == mask_id).sum())
+    steps = sampler.steps if isinstance(sampler, UniformAncestral) else None
+    total, unit = (holes, "tokens") if steps is None else (steps, "steps")
+    with progress("writing", total, unit, quiet) as report:
+        for step, frame in enumerate(frames, start=1):
+            report(step if steps else holes - int((frame.tokens == mask_id).sum()))
+    return frame
+
+
+def _print_samples(
+    samples: Samples,
+    sampler: AnySampler,
+    dtype: str,
+    options: GenerationOptions,
+    as_json: bool,
+    prompts: Sequence[str] = (),
+) -> None:
+    """Texts on stdout; between them lines, where nobody could see otherwise which text is which."""
+    texts = None if samples.tokenizer is None else samples.texts
+    steps, calls = sampler_steps(sampler), samples.nfe
+    if as_json:
+        told = {"texts": texts, "tokens": samples.ids, "steps": steps, "nfe": calls, "dtype": dtype}
+        print_json({**told, "prompts": list(prompts)} if prompts else told)
+        return
+    rows = texts or [" ".join(map(str, ids)) for ids in samples.ids]
+    several = len(set(prompts)) > 1
+    apart = len(rows) > 1 and (several or any("\n" in row for row in rows))
+    for number, row in enumerate(rows, start=1):
+        after = f"after {_abbreviate_prompt(prompts[number - 1])} " if several else ""
+        print(f"{f'─── {number} of {len(rows)} {after}':─<60}\n{row}" if apart else row)
+    if options.steps not in (None, calls) and sys.stderr.isatty():
+        print(f"{steps} steps asked for, {calls} network evaluations (NFE) made", file=sys.stderr)
+
+
+def _abbreviate_prompt(prompt: str) -> str:
+    """A prompt, or its end, to know it by."""
+    shown = repr(prompt)
+    return shown if len(shown) <= 40 else f"...{shown[-37:]}"

@@ -1,0 +1,1 @@
+"""Tokenized text on disk: building, splits, shards, manifests."""

@@ -1,0 +1,280 @@
+"""A split on disk: shards of token ids, little-endian, and where each document ends."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.data.text_stats import TextStats
+from unmask.data.tokenizers.fast_encoders import TokenIds
+from unmask.data.tokenizers.tokenizer import Tokenizer
+
+_MAX_TOKEN_FILE_BYTES = 1 << 28
+_MERGE_CHUNK_SIZE = 1 << 20
+INDEX_DTYPE = np.dtype("<i8")
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of `count` numbers."""
+
+    file: str
+    count: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if Path(self.file).is_absolute() or ".." in Path(self.file).parts:
+            raise ValueError(f"{self.file!r} lies outside the corpus folder")
+
+    def check_size(self, folder: Path, itemsize: int) -> None:
+        """Refuse a file that is missing or of another size."""
+        path = folder / self.file
+        if not path.is_file():
+            raise ValueError(f"{folder} is incomplete: {self.file} is missing; prepare it again")
+        expected, actual = self.count * itemsize, path.stat().st_size
+        if actual != expected:
+            raise ValueError(
+                f"{path} is damaged: it has {actual} bytes where the manifest says {expected}; prepare it again"
+            )
+
+    def is_intact(self, folder: Path) -> bool:
+        """Whether its contents are what was written."""
+        with (folder / self.file).open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest() == self.sha256
+
+
+def verify_checksums(folder: Path, records: Sequence[FileRecord]) -> None:
+    """Refuse files of another SHA-256, as fast as they can be read: hashing leaves other threads alone."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for record, whole in zip(records, threads.map(lambda each: each.is_intact(folder), records), strict=True):
+            if not whole:
+                raise ValueError(
+                    f"{folder / record.file} is damaged: its SHA-256 is not the one in the manifest; prepare it again"
+                )
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """What the manifest knows of a split; `text` is the size of its text, without separators.
+
+    `given`: how many tokens of each document are its prompt, in a corpus of pairs.
+    """
+
+    name: str
+    num_tokens: int
+    num_documents: int
+    text_stats: TextStats
+    document_ends: FileRecord
+    token_files: tuple[FileRecord, ...]
+    prompt_lengths: FileRecord | None = None
+
+    def __post_init__(self) -> None:
+        documents = {record.count for record in self.document_files}
+        if self.num_tokens != sum(shard.count for shard in self.token_files) or documents != {self.num_documents}:
+            raise ValueError(f"the counts of the split {self.name!r} contradict each other; prepare it again")
+
+    @property
+    def document_files(self) -> tuple[FileRecord, ...]:
+        """The files with a number for each document."""
+        return (self.document_ends,) if self.prompt_lengths is None else (self.document_ends, self.prompt_lengths)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of a split, one after the other; only what is read is loaded."""
+
+    folder: Path
+    dtype: np.dtype[Any]
+    record: SplitRecord
+
+    @property
+    def num_tokens(self) -> int:
+        """How many there are, separators included."""
+        return self.record.num_tokens
+
+    @property
+    def num_documents(self) -> int:
+        """How many there are; the stretches of a document that was cut by the split count each."""
+        return self.record.num_documents
+
+    @property
+    def text_stats(self) -> TextStats:
+        """The size of the text, without separators."""
+        return self.record.text_stats
+
+    @property
+    def document_ends(self) -> IntArray:
+        """Where each document ends (exclusive), its separator included."""
+        return _memmap(self.folder / self.record.document_ends.file, INDEX_DTYPE, self.record.document_ends)
+
+    @property
+    def prompt_lengths(self) -> IntArray | None:
+        """How many tokens of each document are its prompt; None where documents are no pairs."""
+        record = self.record.prompt_lengths
+        return None if record is None else _memmap(self.folder / record.file, INDEX_DTYPE, record)
+
+    def read(self, start: int, stop: int) -> IntArray:
+        """The ids at start, ..., stop - 1."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise ValueError(f"tokens {start}..{stop} are not within the split's 0..{self.num_tokens}")
+        ids = np.empty(stop - start, np.int64)
+        first = int(np.searchsorted(self._file_starts, start, side="right")) - 1
+        written = 0
+        for i in range(first, len(self.record.token_files)):
+            if written == len(ids):
+                break
+            shard = self.record.token_files[i]
+            inside = start + written - int(self._file_starts[i])
+            part = _memmap(self.folder / shard.file, self.dtype, shard)[inside : inside + len(ids) - written]
+            ids[written : written + len(part)] = part
+            written += len(part)
+        return ids
+
+    @cached_property
+    def _file_starts(self) -> IntArray:
+        """The number of each shard's first token."""
+        return np.cumsum([0, *(shard.count for shard in self.record.token_files)], dtype=np.int64)[:-1]
+
+
+# Every map holds a file open, and a corpus may have more shards than a process may open files. The record is
+# part of the key, so that a corpus that was prepared anew is not read from its old files.
+@lru_cache(maxsize=128)
+def _memmap(path: Path, dtype: np.dtype[Any], record: FileRecord) -> NDArray[Any]:
+    if record.count == 0:  # which cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, mode="r", shape=(record.count,))
+
+
+class SplitWriter:
+    """Writes a split's files into a folder, in one pass; `files` closes them if it is not finished.
+
+    Of `pairs`, it is kept how much of each document is given.
+    """
+
+    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, files: ExitStack, pairs: bool = False) -> None:
+        self._folder, self._name, self._files = folder, name, files
+        self._mask_id, self._dtype = tokenizer.vocab_size, tokenizer.dtype.newbyteorder("<")
+        self._new_ids: list[TokenIds] = []
+        self._new_document_ends: list[int] = []
+        self._new_prompt_lengths: list[int] = []
+        self._token_file: _ArrayWriter | None = None
+        self._token_files: list[FileRecord] = []
+        self._document_ends = _ArrayWriter(folder / f"{name}.document_ends.bin", files)
+        self._prompt_lengths = _ArrayWriter(folder / f"{name}.prompt_lengths.bin", files) if pairs else None
+        self._tokens = self._last_end = self._prompt_end = 0
+        self._bytes = self._characters = self._words = 0
+
+    def append(self, ids: TokenIds, num_bytes: int = 0, characters: int = 0, words: int = 0) -> None:
+        """Go on with the document; `size` is in bytes."""
+        self._new_ids.append(ids)
+        self._tokens += len(ids)
+        self._bytes += num_bytes
+        self._characters += characters
+        self._words += words
+
+    def end_prompt(self) -> None:
+        """What was added of the document so far is given."""
+        self._prompt_end = self._tokens
+
+    def end_document(self) -> None:
+        """The document ends here, if there is one."""
+        if self._tokens > self._last_end:
+            self._new_document_ends.append(self._tokens)
+            self._new_prompt_lengths.append(max(0, self._prompt_end - self._last_end))
+            self._last_end = self._tokens
+
+    def flush(self) -> None:
+        """Write what was added: it must not wait for long, for it may be a small part of a large array."""
+        if self._new_ids:
+            self._write(np.concatenate(self._new_ids))
+        self._document_ends.write(np.array(self._new_document_ends, INDEX_DTYPE))
+        if self._prompt_lengths is not None:
+            self._prompt_lengths.write(np.array(self._new_prompt_lengths, INDEX_DTYPE))
+        self._new_ids, self._new_document_ends, self._new_prompt_lengths = [], [], []
+
+    def close(self) -> SplitRecord:
+        """End the last document and say what was written."""
+        self.end_document()
+        self.flush()
+        if self._token_file is not None:
+            self._token_files.append(self._token_file.close())
+        ends = self._document_ends.close()
+        given = None if self._prompt_lengths is None else self._prompt_lengths.close()
+        text = TextStats(self._bytes, self._characters, self._words)
+        return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._token_files), given)
+
+    def _write(self, ids: TokenIds) -> None:
+        if len(ids) and int(ids.max()) >= self._mask_id:
+            raise ValueError(
+                f"the corpus contains the mask id {self._mask_id}, which stands for a hidden token;"
+                " use a tokenizer that cannot produce it"
+            )
+        longest = _MAX_TOKEN_FILE_BYTES // self._dtype.itemsize
+        while len(ids):
+            if self._token_file is None:
+                path = self._folder / f"{self._name}-{len(self._token_files):05d}.bin"
+                self._token_file = _ArrayWriter(path, self._files)
+            room = longest - self._token_file.count
+            self._token_file.write(ids[:room].astype(self._dtype, copy=False))
+            ids = ids[room:]
+            if self._token_file.count == longest:
+                self._token_files.append(self._token_file.close())
+                self._token_file = None
+
+
+class _ArrayWriter:
+    """A file of numbers that is hashed while it is written."""
+
+    def __init__(self, path: Path, files: ExitStack) -> None:
+        self._path = path
+        self._handle = files.enter_context(path.open("wb"))
+        self._sha256 = hashlib.sha256()
+        self.count = 0
+
+    def write(self, array: NDArray[Any]) -> None:
+        data = array.tobytes()
+        self._handle.write(data)
+        self._sha256.update(data)
+        self.count += len(array)
+
+    def close(self) -> FileRecord:
+        self._handle.close()
+        return FileRecord(self._path.name, self.count, self._sha256.hexdigest())
+
+
+def merge_document_ends(splits: Sequence[Split], path: Path, name: str) -> FileRecord:
+    """Write where the documents end if the splits follow on one another; `name` is what the file will be."""
+    starts = np.cumsum([0, *(split.num_tokens for split in splits)]).tolist()
+    return _merge_arrays(
+        [(split.document_ends, start) for split, start in zip(splits, starts, strict=False)], path, name
+    )
+
+
+def merge_prompt_lengths(splits: Sequence[Split], path: Path, name: str) -> FileRecord:
+    """Write how much of each document is given if the splits, all of pairs, follow on one another."""
+    return _merge_arrays(
+        [(split.prompt_lengths, 0) for split in splits if split.prompt_lengths is not None], path, name
+    )
+
+
+def _merge_arrays(arrays: Sequence[tuple[IntArray, int]], path: Path, name: str) -> FileRecord:
+    """Write the numbers of all parts, each with something added to it."""
+    with ExitStack() as files:
+        joined = _ArrayWriter(path, files)
+        for numbers, more in arrays:
+            for start in range(0, len(numbers), _MERGE_CHUNK_SIZE):
+                joined.write(numbers[start : start + _MERGE_CHUNK_SIZE] + more)
+        written = joined.close()
+    return FileRecord(name, written.count, written.sha256)

@@ -1,0 +1,1 @@
+"""Batches from a corpus: row layouts, shuffling, prompt-completion pairs."""

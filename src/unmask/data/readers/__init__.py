@@ -1,0 +1,1 @@
+"""Readers of source files: text, tables, records, FASTA, saved datasets."""

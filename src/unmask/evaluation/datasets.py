@@ -1,0 +1,260 @@
+"""The text sets on which models are compared without having seen them: a name becomes a file to prepare.
+
+    NAME[:SPLIT][:raw]     a set of `DATASETS`; SPLIT is `test` (if not given) or `validation`;
+                           `raw` leaves the text as it is distributed
+    a prepared corpus      its held-out part, or all of it if nothing is held out
+    anything else          a source as `unmask.data.sources` takes it, such as a path
+
+`resolve_dataset` writes a set's documents as JSON lines and says how to prepare them. A row of a set is a document:
+a line of PTB, WikiText and LM1B, a passage of LAMBADA, an article of AG News, a paper.
+
+The zero-shot perplexities of the MDLM paper are per token, of the detokenised text, and by its code of the
+splits that `published_split` names. Two things differ here. An empty row (a third of WikiText's) is no
+document, where the published code still counts its separator: half a per cent of the tokens. And the paper's
+LAMBADA is OpenAI's version (cased, untokenised), which the hub has; the original files are in lower-case
+tokens, so a figure from them is another figure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from unmask.data import sources
+from unmask.data.corpus.corpus import Corpus, is_corpus
+from unmask.data.sources import SourceConfig
+from unmask.evaluation import dataset_rows as rows
+from unmask.evaluation import detokenize
+
+__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]
+
+_TEST, _VALIDATION = "test", "validation"
+_PARQUET_REVISION = "refs/convert/parquet"
+"""The hub's own branch of sets whose main branch is a script, which `datasets` no longer runs."""
+
+_NAME_PATTERN = re.compile(rf"(?P<known>\w+)(?::(?P<split>{_TEST}|{_VALIDATION}))?(?P<raw>:raw)?")
+_SPLIT_FILE_NAMES = {_TEST: ("test",), _VALIDATION: ("valid", "validation", "val")}
+_TABLE_SUFFIXES = tuple(rows.TABLE_READERS)
+
+
+@dataclass(frozen=True)
+class EvalDataset:
+    """Where a set is found, and how its rows become documents."""
+
+    hub_id: str
+    config: str | None
+    folder_names: tuple[str, ...]
+    """Names under which files are looked for, the best first."""
+    columns: rows.ColumnOptions = (("text",),)
+    row_transform: Callable[[str], str] = str
+    """A row of a file to a row as the hub has it."""
+    detokenize: Callable[[str], str] = str
+    published_split: str = _VALIDATION
+    """The split that the published zero-shot evaluation reads."""
+    per_word: bool = False
+    """Those who train on the set give perplexity per word, the end of each line being one; zero-shot figures
+    are per token."""
+    suffixes: tuple[str, ...] = (".txt", ".tokens", ".raw", *_TABLE_SUFFIXES)
+    file_patterns: tuple[str, ...] = ()
+    """Other file names of the test split."""
+    revision: str | None = None
+
+    def find_files(self, split: str, folder: Path) -> list[Path]:
+        """The files of a split: of the first pattern that is there, all that match it."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder; text sets were to be found in it")
+        for name in self.folder_names:
+            stems = self._file_stems(name, split)
+            patterns = [f"{stem}{suffix}" for stem in stems for suffix in self.suffixes]
+            for pattern in [*patterns, *self._extra_patterns(name, split)]:
+                found = sorted(path for path in folder.glob(pattern) if path.is_file())
+                if found:
+                    return found
+        first, *others = self.folder_names
+        stems = self._file_stems(first, split)
+        raise ValueError(
+            f"{folder} has none of {', '.join(stems)} with a suffix of {' '.join(self.suffixes)}"
+            + "".join(f", nor {pattern}" for pattern in self._extra_patterns(first, split))
+            + (f" (nor with {', '.join(others)} in place of {first})" if others else "")
+        )
+
+    def read_rows(self, file: Path) -> Iterator[str]:
+        """The text of each row of a file."""
+        table = rows.TABLE_READERS.get(file.suffix)
+        return rows.row_texts(table(file), self.columns, str(file)) if table else rows.read_lines(file)
+
+    def _file_stems(self, name: str, split: str) -> list[str]:
+        words = _SPLIT_FILE_NAMES[split]
+        exact = [stem for word in words for stem in (f"{name}/{word}", f"{name}?{word}")]
+        return [*exact, *(f"{name}/*{word}*" for word in words), *([name] if split == _TEST else [])]
+
+    def _extra_patterns(self, name: str, split: str) -> list[str]:
+        return [f"{name}/{file}" for file in self.file_patterns] if split == _TEST else []
+
+
+def _ensure_newline(line: str) -> str:
+    return line.removesuffix("\n") + "\n"
+
+
+_wikitext = partial(EvalDataset, "Salesforce/wikitext", row_transform=_ensure_newline, detokenize=detokenize.WIKITEXT)
+_papers = partial(
+    EvalDataset,
+    "armanc/scientific_papers",
+    columns=(("article",), ("body",), ("text",)),
+    detokenize=detokenize.SCIENTIFIC_PAPERS,
+    suffixes=_TABLE_SUFFIXES,
+    file_patterns=("papers.jsonl",),
+    revision=_PARQUET_REVISION,
+)
+
+DATASETS: dict[str, EvalDataset] = {
+    "ptb": EvalDataset(
+        "ptb-text-only/ptb_text_only",
+        "penn_treebank",
+        ("ptb",),
+        columns=(("sentence",), ("text",)),
+        row_transform=str.strip,
+        detokenize=detokenize.PTB,
+        per_word=True,
+        revision=_PARQUET_REVISION,
+    ),
+    # Of WikiText-2 and WikiText-103 the test and validation texts are the same, but for their <unk>s; the raw
+    # text has none, and is what the paper takes.
+    "wikitext": _wikitext(
+        "wikitext-103-raw-v1",
+        (
+            "wikitext",
+            "wikitext_raw",
+            "wikitext-103-raw",
+            "wikitext103_raw",
+            "wikitext-2-raw",
+            "wikitext2_raw",
+        ),
+    ),
+    "wikitext2": _wikitext("wikitext-2-v1", ("wikitext2", "wikitext-2"), per_word=True),
+    "wikitext103": _wikitext("wikitext-103-v1", ("wikitext103", "wikitext-103"), per_word=True),
+    "lm1b": EvalDataset(
+        "billion-word-benchmark/lm1b",
+        "plain_text",
+        ("lm1b",),
+        row_transform=str.strip,
+        detokenize=detokenize.LM1B,
+        published_split=_TEST,
+        per_word=True,
+        file_patterns=("heldout-*", "news.en.heldout-*"),
+        revision=_PARQUET_REVISION,
+    ),
+    "lambada": EvalDataset(
+        "EleutherAI/lambada_openai",
+        "default",
+        ("lambada",),
+        detokenize=detokenize.LAMBADA,
+        published_split=_TEST,
+    ),
+    "ag_news": EvalDataset(
+        "fancyzhx/ag_news",
+        None,
+        ("ag_news",),
+        # The hub's text is title and text together; the original file is class, title, text without header.
+        columns=(
+            ("title", "text"),
+            ("title", "description"),
+            ("Title", "Description"),
+            ("text",),
+            ("2", "3"),
+        ),
+        published_split=_TEST,
+        suffixes=_TABLE_SUFFIXES,
+    ),
+    "arxiv": _papers("arxiv", ("arxiv", "scientific_papers_arxiv", "scientific_papers/arxiv")),
+    "pubmed": _papers("pubmed", ("pubmed", "scientific_papers_pubmed", "scientific_papers/pubmed")),
+}
+
+MDLM_ZERO_SHOT = tuple(
+    f"{name}:{DATASETS[name].published_split}"
+    for name in ("ptb", "wikitext", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+)
+"""The seven sets of the paper's zero-shot table, with the splits that its code reads."""
+
+
+@dataclass(frozen=True)
+class ResolvedDataset:
+    """A source for `prepare`, with the options it needs, and what is known of it."""
+
+    name: str
+    source: str
+    source_config: SourceConfig
+    origin: str
+    """The files or the data set of the hub that it was made from."""
+    fingerprint: str
+    """With an equal identity, the text is equal. Of a known set, the SHA-256 of its rows before any change,
+    each with a newline: for files of lines what `sha256sum` says of them together."""
+    per_word: bool = False
+    num_words: int | None = None
+    """Of a known set before detokenising, the end of each row (empty ones too) counted as a word: nats per
+    word are nats / words, however the text is cut into tokens."""
+
+
+def resolve_dataset(
+    name: str,
+    scratch: Path,
+    folder: Path | None = None,
+    source_config: SourceConfig = SourceConfig(),  # noqa: B008
+) -> ResolvedDataset:
+    """The text called `name`; of a known set the documents are written into the folder `scratch`.
+
+    A known set is looked for in `folder`, or, if there is none, loaded from the hub. `options` are for
+    sources that are not known sets. Memory does not grow with the set.
+    """
+    known = name.split(":")[0]
+    if known not in DATASETS:
+        return _resolve_source(name, source_config)
+    match = _NAME_PATTERN.fullmatch(name)
+    if match is None:
+        raise ValueError(f"a text set is named {known}[:{_TEST}|:{_VALIDATION}][:raw]; got {name!r}")
+    text_set, split = DATASETS[known], match["split"] or _TEST
+    detokenizer = str if match["raw"] else text_set.detokenize
+    origin, texts = _dataset_rows(text_set, split, folder)
+    scratch.mkdir(parents=True, exist_ok=True)
+    file = scratch / f"{name.replace(':', '-')}.jsonl"
+    words, sha256 = _write_documents(texts, lambda row: detokenizer(text_set.row_transform(row)), file)
+    if not file.stat().st_size:
+        raise ValueError(f"{origin} holds no text")
+    return ResolvedDataset(name, str(file), SourceConfig(), origin, f"sha256:{sha256}", text_set.per_word, words)
+
+
+def _resolve_source(name: str, source_config: SourceConfig) -> ResolvedDataset:
+    if name != sources.STDLIB_SOURCE and not name.startswith(sources.HUB_PREFIX) and not Path(name).exists():
+        raise ValueError(f"{name!r} is neither a file or folder nor a text set; the sets are {', '.join(DATASETS)}")
+    if is_corpus(name):
+        return ResolvedDataset(name, name, source_config, name, f"sha256:{Corpus.open(name, verify=False).digest}")
+    return ResolvedDataset(name, name, source_config, name, sources.fingerprints([name])[name])
+
+
+def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
+    """Where a split is, and the text of each of its rows."""
+    if folder is not None:
+        files = dataset.find_files(split, folder)
+        return ", ".join(map(str, files)), chain.from_iterable(map(dataset.read_rows, files))
+    origin = " ".join(filter(None, (dataset.hub_id, dataset.config, split)))
+    table = rows.read_hub(dataset.hub_id, dataset.config, split, dataset.revision)
+    return origin, rows.row_texts(table, dataset.columns, origin)
+
+
+def _write_documents(texts: Iterable[str], document: Callable[[str], str], file: Path) -> tuple[int, str]:
+    """Write the documents of rows as JSON lines; the number of words and the SHA-256 of the rows."""
+    words, digest = 0, hashlib.sha256()
+    with file.open("w", encoding="utf-8") as out:
+        for row in texts:
+            digest.update(f"{row}\n".encode())
+            words += len(row.split()) + 1
+            text = document(row)
+            if text.strip():
+                out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    return words, digest.hexdigest()

@@ -1,0 +1,143 @@
+"""Hard constraints, place by place: which tokens may be written at all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
+from unmask.guidance.calls import (
+    cache_offset,
+    query_indices,
+    renormalize_like,
+    resolve_sequence_ids,
+    validate_shape,
+)
+from unmask.types import LogX, Positions, RowFn, Times, Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _RestrictTokens(BatchableRowFn):
+    """What `each` says of lines that have nothing but the allowed tokens [V] left, or those lines."""
+
+    allowed: Tensor
+    row_fn: BatchableRowFn | None
+
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
+        never = ~self.allowed.to(log_x.device)
+        log_x = renormalize_like(log_x, log_x.masked_fill(never, -torch.inf))
+        return log_x if self.row_fn is None else self.row_fn(log_x, indices)
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Whose tokens are the same, and who say one kind of thing."""
+        return _RestrictTokens, id(self.allowed), None if self.row_fn is None else self.row_fn.batch_key
+
+    def merge(self, others: Sequence[_RestrictTokens], num_queries: Sequence[int]) -> RowFn:
+        """One cut for all lines."""
+        if self.row_fn is None:
+            return self
+        said = self.row_fn.merge([other.row_fn for other in others], num_queries)
+        return lambda log_x, part: said(_RestrictTokens(self.allowed, None)(log_x, part), part)
+
+
+class AllowedTokens(DenoiserWrapper):
+    """log_x with nothing but the allowed tokens, renormalised.
+
+    `allowed` are booleans: [V] for all places alike, [L, V] by place, or [B, L, V] by the number of the
+    sequence too. A hole that no token is allowed in is refused at the first call, before anything is drawn.
+    """
+
+    def __init__(self, denoiser: DenoiserLike, allowed: Tensor) -> None:
+        super().__init__(denoiser)
+        if allowed.dtype != torch.bool or allowed.ndim not in (1, 2, 3) or allowed.shape[-1] != self.vocab.size:
+            raise ValueError(
+                f"allowed must be booleans [V], [L, V] or [B, L, V] with V = {self.vocab.size};"
+                f" got {allowed.dtype} of shape {list(allowed.shape)}"
+            )
+        if bool(allowed[..., self.vocab.mask_id].any()):
+            allowed = allowed.clone()
+            allowed[..., self.vocab.mask_id] = False
+        self.allowed = allowed
+        self.any_allowed = self.allowed.any(-1)
+
+    @classmethod
+    def ban(cls, denoiser: DenoiserLike, ids: Iterable[int]) -> AllowedTokens:
+        """Everything but these ids, wherever it is."""
+        allowed = torch.ones(denoiser.vocab.size, dtype=torch.bool)
+        allowed[_validate_ids(denoiser, ids)] = False
+        return cls(denoiser, allowed)
+
+    @classmethod
+    def at_positions(
+        cls, denoiser: DenoiserLike, ids_by_position: Mapping[int, Iterable[int]], length: int
+    ) -> AllowedTokens:
+        """Only these ids at these places of sequences of `length` tokens, anything elsewhere."""
+        allowed = torch.ones(length, denoiser.vocab.size, dtype=torch.bool)
+        for place, ids in ids_by_position.items():
+            if not 0 <= place < length:
+                raise ValueError(f"there is no place {place} in a text of {length} tokens, 0..{length - 1}")
+            allowed[place] = False
+            allowed[place, _validate_ids(denoiser, ids)] = True
+        return cls(denoiser, allowed)
+
+    def __call__(
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
+        **context: Any,
+    ) -> Tensor:
+        if self.allowed.ndim == 1 and bool(self.any_allowed) and (row_fn is None or isinstance(row_fn, BatchableRowFn)):
+            return self.denoiser(
+                z,
+                t,
+                positions,
+                row_fn=_RestrictTokens(self.allowed, row_fn),
+                sequence_ids=sequence_ids,
+                **context,
+            )
+        sequence_ids, start = resolve_sequence_ids(z, sequence_ids), cache_offset(context)
+        if self.allowed.ndim > 1:
+            validate_shape(z, sequence_ids, start, self.allowed.shape[:-1], "the allowed tokens")
+        self._validate_holes(z, sequence_ids, start or 0)
+        sequence, place = query_indices(positions)
+        sequence, place = sequence_ids[sequence], place + (start or 0)
+
+        def cut(log_x: LogX, indices: slice | Tensor) -> Tensor:
+            here: tuple[Tensor, ...] = (sequence[indices], place[indices])
+            here = here[3 - self.allowed.ndim :]
+            allowed = self.allowed[tuple(index.to(self.allowed.device) for index in here)]
+            log_x = renormalize_like(log_x, log_x.masked_fill(~allowed.to(log_x.device), -torch.inf))
+            return log_x if row_fn is None else row_fn(log_x, indices)
+
+        return self.denoiser(z, t, positions, row_fn=cut, sequence_ids=sequence_ids, **context)
+
+    def _validate_holes(self, z: Tokens, sequence_ids: Tensor, offset: int) -> None:
+        possible = self.any_allowed
+        if possible.ndim == 2:
+            possible = possible[sequence_ids.to(possible.device)]
+        if possible.ndim:
+            possible = possible[..., offset : offset + z.shape[1]]
+        stuck = ((z == self.vocab.mask_id) & ~possible.to(z.device)).nonzero()
+        if len(stuck):
+            sequence, place = stuck[0].tolist()
+            raise ValueError(
+                f"no token is allowed at place {offset + place} of sequence {int(sequence_ids[sequence])}, which is"
+                " to be written; allow at least one there"
+            )
+
+
+def _validate_ids(denoiser: DenoiserLike, ids: Iterable[int]) -> list[int]:
+    wanted = list(ids)
+    for id_ in wanted:
+        if not 0 <= id_ < denoiser.vocab.size:
+            raise ValueError(f"token id {id_} is outside the vocabulary 0..{denoiser.vocab.size - 1}")
+    return wanted

@@ -1,0 +1,1 @@
+"""Regular-expression constraints: parser, byte and token automata, backward messages."""

@@ -1,0 +1,175 @@
+"""How much probability is left after each place of a hole: sums over all texts that match a pattern."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unmask.guidance.regex.cooperative import cooperative_yield
+from unmask.guidance.regex.limits import LRUCache, WorkBudget
+from unmask.guidance.regex.token_dfa import BoolArray, IntArray, TokenDFA
+
+LogWeights: TypeAlias = NDArray[np.float64]
+
+Transitions: TypeAlias = tuple[IntArray, ...]
+"""For each asked place [n, K]: to which of the next place's nodes a class of tokens leads from each of
+n nodes; -1 if nothing that follows can match."""
+
+QUERIED, FREE = -1, -2
+"""What may stand in a place of a hole beside the class of the token that is written there."""
+
+_MAX_CHUNK_SCORES = 1 << 20
+_MAX_SET_ENTRIES = 1 << 27
+MAX_MESSAGE_WORK = 1 << 24
+"""Numbers that the sums of one call for one text are made of: a few tenths of a second."""
+
+
+def transition_plan(dfa: TokenDFA, state: int, content: tuple[int, ...]) -> Transitions:
+    """Where tokens lead at the asked places of a hole.
+
+    A node is a set of states: those that the open places before it allow. Of a set only what can still be
+    accepted after the rest of the hole is kept, so that a node says nothing but: this can still match.
+    """
+    moves = _PLAN_CACHE.get((dfa, state, content))
+    if moves is None:
+        moves = _build_plan(dfa, state, content, WorkBudget(dfa.pattern, MAX_MESSAGE_WORK))
+        _PLAN_CACHE.put((dfa, state, content), moves, sum(step.nbytes for step in moves))
+    return moves
+
+
+_PLAN_CACHE = LRUCache[Transitions](1 << 26)
+
+
+def _build_plan(dfa: TokenDFA, initial_state: int, content: tuple[int, ...], budget: WorkBudget) -> Transitions:
+    can = _can_accept(dfa, content, budget)
+    if not can[0][initial_state]:
+        raise ValueError(f"what is written in a hole leaves no text that matches {dfa.pattern!r}")
+    nodes: IntArray | BoolArray = np.array(
+        [initial_state]
+    )  # single states [n] or, after open places, sets of them [n, S]
+    moves: list[IntArray] = []
+    last = max(place for place, what in enumerate(content) if what == QUERIED)
+    for place, what in enumerate(content[: last + 1]):
+        cooperative_yield()
+        if what == QUERIED:
+            step, nodes = _successors(dfa, nodes, can[place + 1], budget)
+            moves.append(step)
+            continue
+        if what != FREE and nodes.ndim == 1:
+            nodes, same = np.unique(dfa.transitions[nodes, what], return_inverse=True)
+        else:
+            sets = _step_sets(dfa, _to_state_sets(nodes, len(dfa.transitions)), what, budget) & can[place + 1]
+            budget.spend(sets.size // 8)
+            nodes, same = _unique_sets(np.packbits(sets, axis=1), len(dfa.transitions))
+        if moves:
+            moves[-1] = np.where(moves[-1] < 0, -1, same.astype(np.int32)[moves[-1]])
+    moves[-1] = np.minimum(moves[-1], 0)  # that it can end is all that matters
+    return tuple(moves)
+
+
+def _can_accept(dfa: TokenDFA, content: tuple[int, ...], budget: WorkBudget) -> list[BoolArray]:
+    """For each place, and after the last, the states from which the rest of the hole can be accepted."""
+    can = [dfa.accepting]
+    for what in reversed(content):
+        cooperative_yield()
+        if what >= 0:
+            can.append(can[-1][dfa.transitions[:, what]])
+        else:
+            budget.spend(len(dfa.edges[0]) // 8)
+            can.append(dfa.predecessors(can[-1]))
+    return can[::-1]
+
+
+def _to_state_sets(nodes: IntArray | BoolArray, num_states: int) -> BoolArray:
+    return nodes if nodes.ndim == 2 else nodes[:, None] == np.arange(num_states)  # type: ignore[return-value]
+
+
+def _step_sets(dfa: TokenDFA, nodes: BoolArray, symbol: int, budget: WorkBudget) -> BoolArray:
+    """The sets of states [n, S] after a token of some class, or after any token."""
+    budget.spend(len(nodes) * ((len(dfa.edges[0]) if symbol == FREE else len(dfa.transitions)) // 8 + 1))
+    moved = np.zeros_like(nodes)
+    for node, states in zip(moved, nodes, strict=True):
+        cooperative_yield()
+        if symbol == FREE:
+            node |= dfa.successors(states)
+        else:
+            node[dfa.transitions[states, symbol]] = True
+    return moved
+
+
+def _successors(
+    dfa: TokenDFA, nodes: IntArray | BoolArray, can_accept: BoolArray, budget: WorkBudget
+) -> tuple[IntArray, IntArray | BoolArray]:
+    """For states [n] or sets of them [n, S] where each class leads [n, K], and what is reached."""
+    table = dfa.transitions
+    if nodes.ndim == 2 and bool((nodes.sum(1) == 1).all()):
+        nodes = nodes.argmax(1)
+    budget.spend(len(nodes) * table.shape[1])
+    if nodes.ndim == 1:
+        reached = table[nodes]
+        states = np.unique(reached[can_accept[reached]])
+        number = np.full(len(table), -1, dtype=np.int32)
+        number[states] = np.arange(len(states))
+        return number[reached], states
+    if nodes.size * table.shape[1] > _MAX_SET_ENTRIES:
+        raise ValueError(
+            f"the pattern {dfa.pattern!r} has too many states for a hole that is written with gaps;"
+            " use a sampler that asks for all of its places, as Confidence does, or for one, as FirstHitting"
+        )
+    every = np.arange(len(table))
+    bits = np.zeros((len(table), -(-len(table) // 8)), dtype=np.uint8)  # a set of each state alone, packed
+    bits[every, every // 8] = np.where(can_accept, 128 >> (every % 8), 0)
+    images = np.zeros((len(nodes), table.shape[1], bits.shape[1]), dtype=np.uint8)
+    budget.spend(int(nodes.sum()) * images[0].size // 64 + images.size // 8)
+    for state in np.flatnonzero(nodes.any(0)):
+        cooperative_yield()
+        images[nodes[:, state]] |= bits[table[state]]
+    sets, number = _unique_sets(images.reshape(-1, bits.shape[1]), len(table))
+    empty = ~sets.any(1)
+    rank = np.where(empty, -1, np.cumsum(~empty) - 1).astype(np.int32)
+    return rank[number].reshape(len(nodes), -1), sets[~empty]
+
+
+def _unique_sets(packed: NDArray[np.uint8], num_states: int) -> tuple[BoolArray, IntArray]:
+    """The different sets, unpacked, and which of them each row is."""
+    known: dict[bytes, int] = {}
+    names = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}")[:, 0].tolist()
+    number = [known.setdefault(name, len(known)) for name in names]
+    sets = np.frombuffer(b"".join(known), dtype=np.uint8).reshape(len(known), -1)
+    return np.unpackbits(sets, axis=1, count=num_states).astype(np.bool_), np.array(number, dtype=np.int64)
+
+
+def class_logsumexp(log_x: Tensor, token_classes: Tensor, num_classes: int) -> LogWeights:
+    """log sum exp over the tokens of each class [n, K], for lines [n, tokens] and the tokens' classes."""
+    token_classes = token_classes.expand(log_x.shape)
+    top = log_x.new_full((len(log_x), num_classes), -torch.inf).scatter_reduce_(1, token_classes, log_x, "amax")
+    scaled = (log_x - top.gather(1, token_classes)).nan_to_num(nan=0.0).exp_()
+    total = torch.zeros_like(top).scatter_add_(1, token_classes, scaled)
+    result: LogWeights = (top + total.log()).cpu().numpy()
+    return result
+
+
+def backward_pass(transitions: Transitions, log_weights: LogWeights) -> list[LogWeights]:
+    """After each asked place, the log-probability [holes, n + 1] of all that follows from each node, for
+    weights [holes, places - 1, K] of all places but the first. The last entry, -inf, is what -1 leads to."""
+    nothing = np.full((len(log_weights), 1), -np.inf)
+    later = [np.concatenate([np.zeros_like(nothing), nothing], 1)]
+    for place in reversed(range(1, len(transitions))):
+        own, step = log_weights[:, place - 1, None], transitions[place]
+        cooperative_yield()
+        parts = np.array_split(np.arange(len(own)), min(len(own), -(-len(own) * step.size // _MAX_CHUNK_SCORES)))
+        left = [_logsumexp(later[-1][part[:, None, None], step] + own[part]) for part in parts]
+        later.append(np.concatenate([np.concatenate(left), nothing], 1))
+    return later[::-1]
+
+
+def _logsumexp(scores: LogWeights) -> LogWeights:
+    top = scores.max(-1, keepdims=True)
+    top[np.isneginf(top)] = 0
+    with np.errstate(divide="ignore"):
+        result: LogWeights = np.log(np.exp(scores - top).sum(-1)) + top[..., 0]
+    return result

@@ -1,0 +1,1 @@
+"""Estimates of likelihood bounds, with their standard errors."""

@@ -1,0 +1,1 @@
+"""Kernels: fast implementations of operations that plain torch also has."""

@@ -1,0 +1,17 @@
+"""A model folder and a `LanguageModel`, each from the other; published layouts too; ONNX."""
+
+from __future__ import annotations
+
+from unmask.pretrained.load_save import load, resolve_model_folder, save
+from unmask.pretrained.model_card import CardMetadata, EvalResult, TrainingFacts
+from unmask.pretrained.onnx_export import export_onnx
+
+__all__ = [
+    "CardMetadata",
+    "EvalResult",
+    "TrainingFacts",
+    "export_onnx",
+    "load",
+    "resolve_model_folder",
+    "save",
+]

@@ -1,0 +1,61 @@
+"""The published LLaDA layout (as in `GSAI-ML/LLaDA-8B-Base`): Llama blocks that look to both sides."""
+
+from __future__ import annotations
+
+from unmask.pretrained.formats.llama import ConfigKeys, LlamaFormat, TensorNames
+
+MODEL_TYPE = "llada"
+_FORMAT = LlamaFormat(
+    TensorNames(
+        kind="a LLaDA",
+        embedding="model.transformer.wte",
+        norm="model.transformer.ln_f",
+        output="model.transformer.ff_out",
+        block="model.transformer.blocks.{}",
+        norm1="attn_norm",
+        norm2="ff_norm",
+        query="q_proj",
+        key="k_proj",
+        value="v_proj",
+        out="attn_out",
+        gate="ff_proj",
+        up="up_proj",
+        down="ff_out",
+    ),
+    ConfigKeys(
+        width="d_model",
+        depth="n_layers",
+        heads="n_heads",
+        kv_heads="n_kv_heads",
+        intermediate_size="mlp_hidden_size",
+        max_length="max_sequence_length",
+        tie_embeddings="weight_tying",
+        vocab="embedding_size",
+    ),
+    required={
+        "block_type": "llama",
+        "activation_type": ("silu", "swiglu"),
+        "layer_norm_type": "rms",
+        "layer_norm_with_affine": True,
+        "bias_for_layer_norm": False,
+        "alibi": False,
+        "rope": True,
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "attention_layer_norm": False,
+        "scale_logits": False,
+        "input_emb_norm": False,
+        "multi_query_attention": (False, None),
+        "clip_qkv": None,
+    },
+    written={
+        "model_type": MODEL_TYPE,
+        "architectures": ["LLaDAModelLM"],
+        "block_type": "llama",
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "include_bias": False,
+    },
+    default_norm_eps=1e-5,
+)
+load_state, export_state, can_export = _FORMAT.load_state, _FORMAT.export_state, _FORMAT.can_export

@@ -1,0 +1,259 @@
+"""The model card: a `README.md` that says what a model is, how to use it and how it was trained.
+
+Everything in it is read off the model or given by the caller as facts; nothing is claimed beyond that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+from tokenizers import models
+
+from unmask.backbones import AnyBackbone
+from unmask.backbones.dit import DiTConfig
+from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
+from unmask.model import LanguageModel
+
+TrainingFacts: TypeAlias = Mapping[str, str]
+"""How a model was trained: what is known, by name."""
+
+_LICENSE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+_LANGUAGE_PATTERN = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?")
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """A figure that was measured on some text, and its standard error, as hubs list them."""
+
+    dataset: str
+    metric: str
+    value: float
+    standard_error: float | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class CardMetadata:
+    """What hubs file a model by, beside what can be read off it; nothing that was not given is claimed.
+
+    `license` is an identifier such as apache-2.0, `datasets` are names on the hub, `languages` codes such as
+    en.
+    """
+
+    license: str | None = None
+    datasets: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    results: tuple[EvalResult, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.license is not None and not _LICENSE_PATTERN.fullmatch(self.license):
+            raise ValueError(f"a license is named by its identifier, as in apache-2.0 or mit; got {self.license!r}")
+        for language in self.languages:
+            if not _LANGUAGE_PATTERN.fullmatch(language):
+                raise ValueError(f"a language is named by its code, as in en or de; got {language!r}")
+
+
+@dataclass(frozen=True)
+class _ModelKind:
+    """How models of one process are introduced, and where a hub files them."""
+
+    title: str
+    tag: str
+    pipeline_tag: str
+    description: str
+
+
+_MODEL_KINDS: dict[type[Process], _ModelKind] = {
+    Masking: _ModelKind(
+        "Masked diffusion language model",
+        "masked-diffusion",
+        "fill-mask",
+        "It fills in hidden tokens, and so writes any part of a text in any order.",
+    ),
+    UniformNoise: _ModelKind(
+        "Uniform diffusion language model",
+        "uniform-diffusion",
+        "text-generation",
+        "It turns random tokens into text, all positions at once.",
+    ),
+    BlockMasking: _ModelKind(
+        "Block diffusion language model",
+        "block-diffusion",
+        "text-generation",
+        "It writes from left to right in blocks, and the tokens of a block in any order.",
+    ),
+    LeftToRight: _ModelKind(
+        "Autoregressive language model",
+        "autoregressive",
+        "text-generation",
+        "It writes from left to right, one token at a time.",
+    ),
+}
+
+
+def model_card(model: LanguageModel, facts: TrainingFacts | None = None, metadata: CardMetadata | None = None) -> str:
+    """The card of a model, in Markdown with the front matter that hubs read."""
+    kind, metadata = _MODEL_KINDS[type(model.denoiser.process)], metadata or CardMetadata()
+    parts = [
+        _front_matter(kind, type(model.objective).__name__.lower(), metadata),
+        f"# {kind.title}",
+        f"{kind.description} This folder is read by the Python library `unmask`.",
+        _markdown_table("property", "value", _property_rows(model)),
+        "## Use",
+        _usage_section(model),
+    ]
+    if facts:
+        _check_facts(facts)
+        parts += ["## Training", _markdown_table("fact", "value", facts.items())]
+    if metadata.results:
+        parts += ["## Results", _markdown_table("figure", "value", map(_result_row, metadata.results))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _result_row(result: EvalResult) -> tuple[str, str]:
+    error = "" if result.standard_error is None else f" ± {result.standard_error:.2g}"
+    about = f" ({result.description})" if result.description else ""
+    return f"{result.metric} on {result.dataset}{about}", f"{result.value:.4g}{error}"
+
+
+def _check_facts(facts: TrainingFacts) -> None:
+    for name, value in facts.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError(f"facts are texts by name, as in {{'steps': '1000'}}; got {{{name!r}: {value!r}}}")
+
+
+def _front_matter(kind: _ModelKind, objective: str, metadata: CardMetadata) -> str:
+    """YAML, whose texts are written as in JSON: any text can then be one."""
+    lines = ["---", "library_name: unmask", f"pipeline_tag: {kind.pipeline_tag}"]
+    if metadata.license is not None:
+        lines.append(f"license: {json.dumps(metadata.license.lower())}")
+    tags = (kind.tag, objective, "language-model")
+    for name, items in (("language", metadata.languages), ("datasets", metadata.datasets), ("tags", tags)):
+        if items:
+            lines += [f"{name}:", *(f"- {_yaml_string(item)}" for item in items)]
+    if metadata.results:
+        lines += ["model-index:", f"- name: {_yaml_string(f'unmask-{objective}')}", "  results:"]
+        lines += [line for result in metadata.results for line in _model_index_entry(result, kind)]
+    return "\n".join([*lines, "---"])
+
+
+def _model_index_entry(result: EvalResult, kind: _ModelKind) -> list[str]:
+    """A result as an entry of a model index."""
+    name = f"{result.metric} ({result.description})" if result.description else result.metric
+    error = {} if result.standard_error is None else {"standard_error": result.standard_error}
+    metric = {"type": result.metric, "value": result.value, "name": name}
+    return [
+        f"  - task: {json.dumps({'type': kind.pipeline_tag})}",
+        f"    dataset: {json.dumps({'name': result.dataset, 'type': result.dataset})}",
+        f"    metrics: {json.dumps([metric | ({'args': error} if error else {})])}",
+    ]
+
+
+def _yaml_string(text: str) -> str:
+    """A word as it is, anything else in quotes."""
+    return text if re.fullmatch(r"[a-z][a-z0-9-]*", text) and text not in ("no", "yes") else json.dumps(text)
+
+
+def _property_rows(model: LanguageModel) -> list[tuple[str, str]]:
+    denoise, backbone = model.denoiser, model.denoiser.config.backbone
+    process, vocab = denoise.process, denoise.vocab
+    parameters = sum(parameter.numel() for parameter in denoise.parameters())
+    rows = [("objective", type(denoise.objective).__name__)]
+    if not isinstance(process, LeftToRight):
+        rows += [
+            ("schedule", repr(process.schedule)),
+            ("time conditioning", "yes" if denoise.backbone.time_conditioned else "no"),
+        ]
+    return [
+        *rows,
+        ("network", _describe_backbone(backbone)),
+        ("parameters", f"{parameters:,}"),
+        ("vocabulary", f"{vocab.size:,} ids; the mask is {vocab.mask_id}"),
+        ("tokenizer", _describe_tokenizer(model.tokenizer)),
+        ("longest text", "no limit" if denoise.max_length is None else f"{denoise.max_length:,} tokens"),
+    ]
+
+
+def _describe_backbone(backbone: AnyBackbone) -> str:
+    if isinstance(backbone, DiTConfig):
+        return f"{backbone.depth} layers of width {backbone.width} with {backbone.heads} heads"
+    opened = "" if backbone.future_visibility is None else f", opened by {backbone.future_visibility:g}"
+    return f"{backbone.parsed['model_type']} of the transformers library{opened}"
+
+
+def _describe_tokenizer(tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return "none: ids in, ids out"
+    return f"{_token_unit(tokenizer)}, {tokenizer.vocab_size:,} tokens"
+
+
+def _token_unit(tokenizer: Tokenizer) -> str:
+    """What its tokens are."""
+    if tokenizer.digest == Tokenizer.bytes().digest:
+        return "bytes"
+    if tokenizer.digest == Tokenizer.dna().digest:
+        return "DNA bases"
+    inner = tokenizer.backend.model
+    if not isinstance(inner, models.WordLevel):
+        return type(inner).__name__
+    return "characters" if all(len(token) == 1 for token in tokenizer.backend.get_vocab()) else "words"
+
+
+def _usage_section(model: LanguageModel) -> str:
+    """Python and commands that run as they stand, in the model's folder."""
+    text, written = _example_text(model), "tokens" if model.tokenizer is None else "texts"
+    template = f"{text}<mask>"
+    return f"""In this folder, with Python:
+
+```python
+import unmask
+
+lm = unmask.load(".")
+print(lm.sample(n=2).{written})
+print(lm.infill({template!r}).{written})
+print(lm.score([{text!r}]).nats_per_token)
+```
+
+or on the command line (`<mask:12>` stands for twelve hidden tokens):
+
+```bash
+unmask sample . --n 2
+unmask infill . {shlex.quote(template)}
+unmask score . {shlex.quote(text)}
+```"""
+
+
+def _example_text(model: LanguageModel) -> str:
+    """A text for examples: the first that the model can read, with room for a hole after it."""
+    tokenizer, mask = model.tokenizer, model.vocab.mask_id
+    if tokenizer is None:
+        return "0 " if mask else "1 "
+    usual = ["ACGT"] if _token_unit(tokenizer) == "DNA bases" else ["The ", "the "]
+    known = sorted(set(tokenizer.backend.get_vocab().values()) - {mask})
+    rare = (tokenizer.decode([i]) for i in known[:100])
+    return next((text for text in chain(usual, rare) if _can_encode(text, tokenizer, model)), "...")
+
+
+def _can_encode(text: str, tokenizer: Tokenizer, model: LanguageModel) -> bool:
+    try:
+        length = len(tokenizer.encode(text))
+    except ValueError:  # it has a character or word that the tokenizer does not know
+        return False
+    return text.isprintable() and 0 < length < (model.denoiser.max_length or length + 1)
+
+
+def _markdown_table(name: str, value: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| {_escape_markdown(left)} | {_escape_markdown(right)} |" for left, right in rows]
+    return "\n".join([f"| {name} | {value} |", "|---|---|", *lines])
+
+
+def _escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is, in one cell of a table: no markup, HTML, link or line break."""
+    return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,106 @@
+"""Fields that clients of other servers send, and what becomes of them here.
+
+A misspelt option must not be ignored, so fields that nobody knows are refused. But clients send much that is
+no option of theirs: labels for a bill, and options that are switched off. The former are accepted and have no
+effect; the latter are accepted with the value that changes nothing, and refused with any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from unmask.config import suggest
+
+IGNORED_FIELDS = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "priority",
+    "cache_prompt",
+    "keep_alive",
+)
+"""Accepted whatever they say: they do not concern the text."""
+
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "mirostat": (0,),
+    "min_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "ignore_eos": (True, False),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+"""Options of other servers that are not done here, and the values with which they change nothing."""
+
+
+def normalize_fields(body: dict[str, Any], field_names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a request that are ours; null is as good as not given."""
+    names = set(field_names)
+    if "max_tokens" in names:
+        body = _rename_field(body, "max_completion_tokens", "max_tokens")
+    left = {}
+    for name, value in body.items():
+        if name in names:
+            if value is not None:
+                left[name] = value
+        elif name == "best_of":
+            _check_best_of(value, body.get("n"))
+        elif name in NEUTRAL_VALUES:
+            if value is not None and not any(_is_neutral(value, each) for each in NEUTRAL_VALUES[name]):
+                neutral = " or ".join(_to_json(each) for each in NEUTRAL_VALUES[name])
+                raise field_error(name, f"{name} is not supported here: leave it out, or send {neutral}")
+        elif name not in IGNORED_FIELDS:
+            shown = name if len(name) <= 40 else f"{name[:40]}..."
+            hint = suggest(shown, [*names, *NEUTRAL_VALUES])
+            raise field_error(shown, f"there is no field {shown!r}{hint}")
+    return left
+
+
+def field_error(param: str, message: str) -> PydanticCustomError:
+    """A fault of a field, in a sentence that is told as it is."""
+    return PydanticCustomError("refused", "{sentence}", {"param": param, "sentence": message})
+
+
+def _rename_field(body: dict[str, Any], alias: str, canonical: str) -> dict[str, Any]:
+    if alias not in body:
+        return body
+    both = body.get(canonical) is not None and body[alias] is not None
+    if both and body[canonical] != body[alias]:
+        raise field_error(alias, f"{alias} and {canonical} mean the same, and differ: send one of them")
+    rest = {name: value for name, value in body.items() if name != alias}
+    return rest if body.get(canonical) is not None else {**rest, canonical: body[alias]}
+
+
+def _check_best_of(value: Any, n: Any) -> None:
+    candidates = n if isinstance(n, int) else 1
+    if value is not None and not (isinstance(value, int) and value <= candidates):
+        raise field_error("best_of", "best_of above n is not supported: ask for n candidates, and choose")
+
+
+def _is_neutral(value: Any, neutral: Any) -> bool:
+    return bool(value == neutral) and (isinstance(value, bool) == isinstance(neutral, bool))
+
+
+def _to_json(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,98 @@
+"""Patterns of requests, worked out in a process of their own: whatever one asks for, others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import struct
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+
+from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.guidance.regex.compile_worker import encode_message
+from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
+from unmask.serve.engine import DeadlineError, InternalError, QueueFullError
+
+_MAX_WAITING = 64
+
+
+class RegexCompiler:
+    """Patterns over one tokenizer, one after the other; those that were used last are kept.
+
+    Python would hold up the engine's thread at every operation, if a second thread worked out automata: so
+    a process does, of lower priority, which is started at the first pattern and ended with the deadline of
+    what it is about.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._process: Process | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    async def compile(self, regex: str, deadline: float) -> TokenDFA:
+        """The automaton of a pattern; ValueError with a sentence if it has none, LateError if it is not
+        found in time."""
+        found = TOKEN_DFA_CACHE.get((regex, self.tokenizer))
+        if found is not None:
+            return found
+        if self._waiting >= _MAX_WAITING:
+            raise QueueFullError(retry_after=5)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()), self._lock:
+                return TOKEN_DFA_CACHE.get((regex, self.tokenizer)) or await self._request(regex)
+        except TimeoutError:
+            raise DeadlineError("the deadline has passed while the pattern was being worked out") from None
+        finally:
+            self._waiting -= 1
+
+    async def _request(self, regex: str) -> TokenDFA:
+        try:
+            process = await self._ensure_process()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(encode_message(regex))
+            await process.stdin.drain()
+            (size,) = struct.unpack("<Q", await process.stdout.readexactly(8))
+            answer = pickle.loads(await process.stdout.readexactly(size))
+        except (OSError, asyncio.IncompleteReadError):
+            await self.close()
+            raise InternalError("the pattern could not be worked out") from None
+        except BaseException:  # nobody waits for its answer any more, and the next one would get it
+            await self.close()
+            raise
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        assert isinstance(answer, TokenDFA)
+        TOKEN_DFA_CACHE.put((regex, self.tokenizer), answer, answer.num_bytes)
+        return answer
+
+    async def _ensure_process(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "unmask.guidance.regex.compile_worker",
+                stdin=PIPE,
+                stdout=PIPE,
+                env={**os.environ, **alone},
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(encode_message(self.tokenizer.backend.to_str()))
+        return self._process
+
+    async def close(self) -> None:
+        """End the process, whatever it is about."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

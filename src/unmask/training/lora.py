@@ -1,0 +1,118 @@
+"""Low-rank fine-tuning (LoRA): the network is frozen, and products of thin matrices learn the difference.
+
+A weight is read as W + (scale/rank) B A wherever the network reads it, whole or in slices as attention does.
+B starts at zero, so the first prediction is the frozen network's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+_BLOCK_MODULE = re.compile(r"(?:^|\.)(?:blocks|layers?|h)\.\d+\.(.+)")
+"""The path of a module inside a block of the network; other libraries call these layers."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Differences of at most `rank`, for the linear layers of the blocks (but for the time's), or for those
+    that `targets` name.
+
+    A target is the path of a layer inside a block, or its beginning: "attention" is all of its layers, and
+    "attention.qkv" one. `seed` decides where the matrices A start.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    target_modules: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1; got {self.rank}")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0; got {self.alpha}")
+
+    def apply(self, denoiser: nn.Module) -> None:
+        """Freeze the network, in place, but for new matrices A and B of the chosen layers.
+
+        It must happen before optimizers, moving averages and parallel wrappers are built.
+        """
+        if any(_lora_layers(denoiser)):
+            raise ValueError("this network has low-rank differences already; merge them first")
+        chosen = self._target_layers(denoiser)
+        for name, layer in chosen:
+            if self.rank > min(layer.weight.shape):
+                raise ValueError(
+                    f"rank {self.rank} is more than {name} can have, {min(layer.weight.shape)}; choose less"
+                )
+        denoiser.requires_grad_(False)
+        for number, (_, layer) in enumerate(chosen):
+            generator = torch.Generator().manual_seed((self.seed << 20) + number)
+            difference = _LoRADelta(layer.weight, self.rank, self.alpha / self.rank, generator)
+            parametrize.register_parametrization(layer, "weight", difference)
+
+    def _target_layers(self, denoiser: nn.Module) -> list[tuple[str, nn.Linear]]:
+        known = {name: layer for name, layer in denoiser.named_modules() if isinstance(layer, nn.Linear)}
+        inside = {name: found[1] for name in known if (found := _BLOCK_MODULE.search(name))}
+        for target in self.target_modules:
+            if not any(_matches_target(path, target) for path in inside.values()):
+                raise ValueError(
+                    f"no linear layer of a block is called {target!r};"
+                    f" there are {', '.join(sorted(set(inside.values()))) or 'none'}"
+                )
+        if not inside:
+            raise ValueError("this network has no linear layers in blocks to learn differences to")
+        wanted = [
+            name
+            for name, path in inside.items()
+            if any(_matches_target(path, target) for target in self.target_modules)
+            or (not self.target_modules and not _matches_target(path, "modulation"))
+        ]
+        return [(name, known[name]) for name in wanted]
+
+
+class _LoRADelta(nn.Module):
+    """W -> W + factor B A, computed in float32 even where W is kept in less."""
+
+    def __init__(self, weight: Tensor, rank: int, scaling: float, generator: torch.Generator) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.scaling, self.dtype = scaling, torch.promote_types(weight.dtype, torch.float32)
+        start = torch.randn(rank, columns, generator=generator) * columns**-0.5
+        self.a = nn.Parameter(start.to(weight.device, self.dtype))
+        self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device, dtype=self.dtype))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # Mixed precision would round W itself here, before anybody asked for it.
+        with torch.autocast(weight.device.type, enabled=False):
+            changed = torch.addmm(weight.to(self.dtype), self.b, self.a, alpha=self.scaling)
+        return changed.to(weight.dtype)
+
+
+def merge_lora(denoiser: nn.Module) -> None:
+    """Fold the differences into the weights, in place: a plain network that computes the same to rounding.
+
+    All its parameters can be trained again; names and shapes are those before `LoRA.apply`.
+    """
+    layers = list(_lora_layers(denoiser))
+    if not layers:
+        raise ValueError("this network has no low-rank differences to merge; apply LoRA first")
+    for layer in layers:
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+    denoiser.requires_grad_(True)
+
+
+def _lora_layers(denoiser: nn.Module) -> Iterator[nn.Linear]:
+    for layer in denoiser.modules():
+        if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
+            yield layer
+
+
+def _matches_target(path: str, target: str) -> bool:
+    return path == target or path.startswith(f"{target}.")

@@ -1,0 +1,92 @@
+"""A small model on a real server, on a port of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import torch
+
+from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
+from unmask.objectives import AnyObjective
+from unmask.serve.app import create_app
+from unmask.serve.draining import GracefulServer
+from unmask.serve.limits import Limits
+from unmask.serve.server import _bind_socket
+from unmask.serve.service import Service
+
+ALPHABET = "abcdefgh \n"
+LENGTH = 48
+
+
+def language_model(objective: AnyObjective | None = None, length: int = LENGTH) -> LanguageModel:
+    """In float64, so that a row alone and a row in a batch differ by far less than any probability."""
+    objective = objective or MDLM()
+    causal = isinstance(objective, NextToken)
+    backbone = DiTConfig(width=16, depth=2, heads=2, max_length=length, dropout=0.0, causal=causal)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = LanguageModel.from_config(backbone, objective, Tokenizer.characters(ALPHABET))
+        for parameter in lm.denoiser.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    lm.denoiser.double().eval()
+    return lm
+
+
+class LiveServer:
+    """A running server."""
+
+    def __init__(self, service: Service, url: str, stop: Callable[[], None]) -> None:
+        self.service, self.url, self.stop = service, url, stop
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+
+@contextmanager
+def live_server(
+    model: LanguageModel | None = None,
+    limits: Limits | None = None,
+    token: str | None = None,
+    ready: bool = True,
+    shutdown_timeout: float = 5,
+    allowed_origins: Collection[str] = (),
+    **options: float,
+) -> Iterator[LiveServer]:
+    service = Service("tiny", limits or Limits(), **options)  # type: ignore[arg-type]
+
+    def on_startup() -> None:
+        if ready:
+            service.start(lambda: model or language_model())
+
+    listening = _bind_socket("127.0.0.1", 0)
+    app = create_app(service, on_startup, {"127.0.0.1", "localhost"}, token, allowed_origins)
+    server = GracefulServer(app, service, shutdown_timeout, log_level="error")
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+    served = LiveServer(service, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
+    try:
+        wait_until(lambda: server.started and (service.ready or not ready))
+        yield served
+    finally:
+        served.http.close()
+        stop()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)

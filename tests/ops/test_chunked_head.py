@@ -1,0 +1,124 @@
+"""The head in parts says what it says at once, and its gradients are those of autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unmask.ops import chunked_head as head
+from unmask.ops.chunked_head import ValueAndGrad, chunked_head
+
+ROWS, WIDTH, VOCAB = 37, 6, 11
+
+
+@pytest.fixture(params=[1, 50, 10_000])
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Logits at a time, and as many weights of a gradient in 16 bits."""
+    monkeypatch.setattr(head, "_MAX_CHUNK_LOGITS", request.param)
+    monkeypatch.setattr(head, "_MAX_CACHED_WEIGHTS", request.param)
+    return int(request.param)
+
+
+def inputs(rows: int = ROWS, *, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((rows, WIDTH), (VOCAB, WIDTH), (VOCAB,))
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    for tensor in tensors:
+        tensor.requires_grad_(not frozen or tensor is tensors[0])
+    return tensors[0], tensors[1], tensors[2]
+
+
+class Surprise:
+    """A price that differs from line to line."""
+
+    def __call__(self, logits: Tensor, indices: slice) -> Tensor:
+        targets = torch.arange(10_000)[indices] % VOCAB
+        weights = torch.arange(1.0, 10_001.0, dtype=torch.float64)[indices]
+        return weights * F.cross_entropy(logits.double(), targets, reduction="none")
+
+    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            said = self(leaf, indices)
+            (slope,) = torch.autograd.grad(said.sum(), leaf)
+        scale = torch.arange(2.0, len(said) + 2.0)
+        return ValueAndGrad(said.detach(), slope / scale[:, None].to(slope), scale)
+
+
+surprise = Surprise()
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return surprise(F.linear(hidden, weight, bias), slice(0, len(hidden)))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rates", ["one", "half", "mixed"])
+def test_values_and_gradients_are_those_of_autograd(at_once: int, biased: bool, rates: str) -> None:
+    ours, theirs = inputs(), inputs()
+    rate = {"one": torch.ones(ROWS), "half": torch.full((ROWS,), 0.5), "mixed": torch.rand(ROWS)}[rates]
+    said = chunked_head(ours[0], ours[1], ours[2] if biased else None, surprise)
+    expected = plain(theirs[0], theirs[1], theirs[2] if biased else None)
+    torch.testing.assert_close(said, expected)
+    said.backward(rate.double())
+    expected.backward(rate.double())
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_a_second_backward_pass_is_as_right_as_the_first(at_once: int) -> None:
+    ours, theirs = inputs(), inputs()
+    total, expected = chunked_head(*ours, surprise).sum(), plain(*theirs).sum()
+    for loss in (total, expected):
+        (3 * loss).backward(retain_graph=True)
+        loss.backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_a_frozen_head_lets_gradients_through(at_once: int) -> None:
+    ours, theirs = inputs(frozen=True), inputs(frozen=True)
+    chunked_head(*ours, surprise).sum().backward()
+    plain(*theirs).sum().backward()
+    torch.testing.assert_close(ours[0].grad, theirs[0].grad)
+    assert ours[1].grad is None
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_few_rows(at_once: int, rows: int) -> None:
+    hidden, weight, bias = inputs(rows)
+    said = chunked_head(hidden, weight, bias, surprise)
+    assert said.shape == (rows,)
+    said.sum().backward()
+    assert weight.grad is not None
+    assert bool((weight.grad != 0).any()) == (rows > 0)
+    with torch.no_grad():
+        assert chunked_head(hidden, weight, bias, surprise).shape == (rows,)
+
+
+def test_no_more_logits_exist_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_MAX_CHUNK_LOGITS", 5 * VOCAB)
+    sizes = []
+
+    class Watched(Surprise):
+        def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+            sizes.append(len(logits))
+            return super().value_and_grad(logits, indices)
+
+    chunked_head(*inputs(), Watched()).sum().backward()
+    assert max(sizes) <= 5
+    assert sum(sizes) == ROWS
+
+
+def test_mixed_precision_sums_in_the_weights_precision(at_once: int) -> None:
+    ours, theirs = (tuple(tensor.detach().float().requires_grad_() for tensor in inputs()) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        said, expected = chunked_head(*ours, surprise), plain(*theirs)
+    said.sum().backward()
+    expected.sum().backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.grad is not None
+        assert mine.grad.dtype == torch.float32
+        torch.testing.assert_close(mine.grad, other.grad, rtol=0.03, atol=2.0)  # of sums in the hundreds

@@ -1,0 +1,237 @@
+"""Every command of the documents and of --help runs on what a reader has: the demo's run, or a small one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from doc_examples import (
+    BIN,
+    ROOT,
+    Example,
+    demo_commands,
+    document_examples,
+    help_examples,
+    output_mismatch,
+    run_in_shell,
+)
+from reference_models import write_reference_model
+from unmask.cli import main
+
+SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 eval_windows=8"
+HUB = {
+    "GSAI-ML/LLaDA-8B-Base": "GSAI-ML/LLaDA-8B-Base",
+    "google-bert/bert-base-uncased": "google-bert/bert-base-uncased",
+    "eval runs/demo/model paper": "ptb:validation",
+}
+"""What only the hub has, and what is said of it where there is no network."""
+LATER = ("make", "pip", "source", "curl", "pre-commit")
+"""Programs whose lines have tests of their own, or install something."""
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's run in it, much smaller, and the files of one's own that examples speak of."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "my_texts").mkdir()
+    shutil.copy(ROOT / "LICENSE", folder)
+    for name in ("my_texts/one.txt", "my_test.txt", "my_text.txt", "notes.txt"):
+        shutil.copy(ROOT / "CONTRIBUTING.md", folder / name)
+    shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
+    pairs = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(60)]
+    renamed = [{"question": pair["prompt"], "reply": pair["completion"]} for pair in pairs]
+    (folder / "pairs.jsonl").write_text(
+        "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))
+    )
+    for name in ("lambada", "ptb", "wikitext"):
+        text = "\n".join(["the cat sat on the mat and then it sat there for a long time"] * 20)
+        (folder / "text_sets").mkdir(exist_ok=True)
+        (folder / "text_sets" / f"{name}.txt").write_text(text)
+    reads = "".join(f"@read{n}\n{'ACGT' * 30}\n+\n{'I' * 120}\n" for n in range(40))
+    (folder / "reads.fastq.gz").write_bytes(gzip.compress(reads.encode()))
+    write_reference_model(folder / "my_causal_model", "gpt2")
+    trained = run_in_shell(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)
+    assert trained.returncode == 0, trained.stderr
+    return folder
+
+
+SESSIONS = sorted({example.where for example in document_examples()})
+
+
+@pytest.mark.parametrize("document", [*SESSIONS, "--help"])
+def test_every_command_runs(
+    document: str,
+    reader: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the order of the document, one after another in one folder, as somebody would who tries them all."""
+    folder = tmp_path / "reader"
+    shutil.copytree(reader, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr("unmask.io.hub._is_reachable", lambda *_: False)  # nobody is to fetch 16 GB here
+    (folder / ".local/share/bash-completion/completions").mkdir(parents=True)
+    (folder / ".config/fish/completions").mkdir(parents=True)
+    for example in _session(document):
+        for command in example.commands:
+            code, out, err = _carried_out(command, folder, monkeypatch, capsys)
+            absent = next((told for name, told in HUB.items() if name in command), None)
+            if absent is not None:
+                assert (code, absent in err) == (2, True), (command, err)
+            else:
+                assert code == 0, (example.where, command, err)
+                assert out or ">" in command, (example.where, command)
+
+
+def _session(document: str) -> list[Example]:
+    if document == "--help":
+        return list(help_examples())
+    return [example for example in document_examples() if example.where == document]
+
+
+def _carried_out(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """In this process where that is the same: a new one takes seconds to import torch."""
+    words = command.split()
+    if words[0] in LATER or words[:2] == ["unmask", "serve"] or " unmask serve " in command:
+        return 0, "elsewhere", ""
+    if words[:2] == ["python", "-m"]:
+        return _known_options(words[2], words[3:])
+    command = _quickly(command)
+    if words[0] != "unmask" or any(mark in command for mark in ("$(", " < ", " > ", " | ")):
+        done = run_in_shell(command, folder)
+        return done.returncode, done.stdout, done.stderr
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return (code, *capsys.readouterr())
+
+
+def _quickly(command: str) -> str:
+    """Training of a few steps, of a small network; a small judge."""
+    command = re.sub(r"\.judge/\S+", "my_causal_model", command)
+    if "train" not in command.split() or "--print-config" in command:
+        return command
+    if "--steps" not in command:
+        command += " --steps 2"
+    return command if "--init-from" in command or ".json" in command else f"{command} {SMALL}"
+
+
+def _known_options(module: str, options: list[str]) -> tuple[int, str, str]:
+    """Benchmarks take minutes: their own tests run them, here it is whether they know the options."""
+    asked = [sys.executable, "-m", module, "--help"]
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    unknown = [option for option in options if option.startswith("--") and option not in shown.stdout]
+    return shown.returncode + len(unknown), shown.stdout, f"unknown: {unknown}"
+
+
+def test_every_command_of_the_help_has_an_example() -> None:
+    assert [example.where for example in help_examples() if not example.commands] == []
+
+
+def test_make_knows_the_targets() -> None:
+    commands = [c for e in document_examples() for c in e.commands if c.startswith("make ")]
+    assert {"make demo", "make test", "make bench"} <= set(commands)
+    for command in set(commands):
+        subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_demo(reader: Path) -> None:
+    """What `make demo` does, but for the training."""
+    commands = demo_commands(reader / "runs" / "demo")
+    assert [command.split()[1] for command in commands] == ["train", "eval", "sample", "infill", "report"]
+    outputs = [run_in_shell(command, ROOT).stdout for command in commands[1:]]
+    assert "bits/byte" in outputs[0]
+    assert "def is_even(n):" in outputs[2]
+    assert outputs[3].strip() == str(reader / "runs" / "demo" / "report" / "index.html")
+
+
+def test_serving(reader: Path) -> None:
+    """The server of the README answers the README's request."""
+    lines = [c for e in document_examples() if e.where == "README.md" for c in e.commands]
+    (serve,) = (line for line in lines if line.startswith("unmask serve"))
+    (curl,) = (line for line in lines if line.startswith("curl"))
+    server = subprocess.Popen(
+        ["sh", "-c", f"exec {BIN}/{serve} --port 0"], cwd=reader, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        address = None
+        while address is None:
+            line = server.stderr.readline()
+            assert line, "the server has ended"
+            address = re.search(r"127\.0\.0\.1:\d+", line)
+        while "is ready" not in line:
+            line = server.stderr.readline()
+            assert line, "the server has ended"
+        shown = run_in_shell(curl.replace("localhost:8000", address[0]), reader)
+        (result,) = json.loads(shown.stdout)["results"]
+        assert result["text"].startswith("for i in")
+        assert len(result["spans"][0]["tokens"]) == 4
+    finally:
+        server.terminate()
+        server.communicate()
+    assert server.returncode == 0
+
+
+def test_python(reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(reader)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL):
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "nats per token" in printed
+    assert "0 tokens still hidden" in printed
+    assert (reader / "runs" / "fox" / "model.safetensors").exists()
+
+
+def test_the_tree_is_the_one_on_disk() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1]
+    package = ROOT / "src" / "unmask"
+    entries = [p.name for p in package.iterdir() if not p.name.startswith(("_", "py.typed"))]
+    for entry in entries:
+        assert f"  {entry}" in tree, entry
+
+
+def test_the_readme_has_no_pictures_that_only_a_checkout_has() -> None:
+    """It is also the description of the package, which is shown where there is no docs/."""
+    assert not re.findall(r"!\[[^\]]*\]\((?!https?://)", (ROOT / "README.md").read_text())
+    assert "<img" not in (ROOT / "README.md").read_text()
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / "docs/pictures/README.md").read_text()):
+        assert (ROOT / "docs/pictures" / picture).is_file()
+
+
+def test_the_package_says_who_made_it_and_where_it_runs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] == [{"name": "The unmask developers"}]
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    assert project["classifiers"] == sorted(project["classifiers"])
+    assert not any(name.startswith("License ::") for name in project["classifiers"])  # the expression says it
+
+
+def test_outputs_are_compared_to_the_letter_or_within_their_errors() -> None:
+    """Times do not count; on a machine that rounds otherwise, figures may differ by their errors."""
+    shown = "text  nats  seconds\na  5.00 ± 0.02  1.5\n"
+    assert output_mismatch(shown, shown.replace("1.5", "2.5"), exactly=True) is None
+    assert output_mismatch(shown, shown.replace("5.00", "5.01"), exactly=True) is not None
+    assert output_mismatch(shown, shown + "more\n", exactly=True) is not None
+    assert output_mismatch(shown, shown.replace("5.00", "5.10"), exactly=False) is None
+    assert output_mismatch(shown, shown.replace("5.00", "6.00"), exactly=False) is not None
+    assert output_mismatch(shown, "", exactly=False) is not None

@@ -1,0 +1,94 @@
+"""Small models with random weights, one for each objective, and samplers that fit them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import get_args
+
+import torch
+
+from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab
+from unmask.diffusion.process import BlockMasking, LeftToRight, UniformNoise
+from unmask.model import Denoiser
+from unmask.objectives import AnyObjective, NextToken
+from unmask.sampling import (
+    Ancestral,
+    AnySampler,
+    Autoregressive,
+    Blockwise,
+    ReMDM,
+    SemiAutoregressive,
+    UniformAncestral,
+)
+from unmask.sampling.base import CountingDenoiser as CountingDenoiser
+from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache
+from unmask.sampling.confidence import Entropy, Margin
+from unmask.sampling.remdm import Cap, Conf, Loop
+
+OBJECTIVES: list[type[AnyObjective]] = list(get_args(AnyObjective))
+LENGTH = 12
+
+
+@cache
+def tiny_denoiser(
+    objective: AnyObjective,
+    size: int = 7,
+    mask: int = 4,
+    time_conditioned: bool = False,
+    length: int = LENGTH,
+) -> Denoiser:
+    """In float64, so that a row alone and a row in a batch differ by far less than any probability."""
+    backbone = DiTConfig(
+        width=16,
+        depth=2,
+        heads=2,
+        max_length=length,
+        dropout=0.0,
+        causal=isinstance(objective, NextToken),
+        time_conditioning=TimeConditioning(width=8) if time_conditioned else None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ModelConfig(Vocab(size, mask), backbone, objective).build().double().eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model.requires_grad_(False)
+
+
+def all_samplers() -> list[AnySampler]:
+    """Every member of the union with its defaults, and the options that are code of their own."""
+    members: list[AnySampler] = [
+        kind(steps=6) if "steps" in kind.__dataclass_fields__ else kind()
+        for kind in get_args(AnySampler)
+        if kind is not SemiAutoregressive
+    ]
+    confidence = next(s for s in members if type(s).__name__ == "Confidence")
+    return [
+        *members,
+        Ancestral(steps=3),
+        type(confidence)(steps=3, measure=Margin()),  # type: ignore[call-arg]
+        type(confidence)(steps=5, measure=Entropy()),  # type: ignore[call-arg]
+        ReMDM(steps=9, remasking=Cap(0.2)),
+        ReMDM(steps=9, remasking=Conf(), loop=Loop()),
+        SemiAutoregressive(stride=3, window=5, sampler=Ancestral(steps=4)),
+        Blockwise(sampler=Ancestral(steps=3)),
+        Blockwise(sampler=ReMDM(steps=5, remasking=Cap(0.2))),
+        *(
+            Blockwise(block_size=5, sampler=Ancestral(steps=4), cache=cache)
+            for cache in (NoCache(), PrefixCache(), DualCache())
+        ),
+    ]
+
+
+def is_compatible(sampler: AnySampler, objective: AnyObjective) -> bool:
+    """Whether the sampler restores what the objective's process destroys."""
+    if isinstance(objective.process, LeftToRight):
+        return isinstance(sampler, Autoregressive)
+    if isinstance(objective.process, UniformNoise):
+        return isinstance(sampler, UniformAncestral)
+    if isinstance(objective.process, BlockMasking):
+        return isinstance(sampler, Blockwise) and sampler.block_size is None
+    needs_sum_one = type(sampler).__name__ == "FirstHitting"
+    if isinstance(sampler, Autoregressive | UniformAncestral):
+        return False
+    return objective.normalized or not needs_sum_one
