@@ -11,14 +11,61 @@ Masking puts all of pi on the mask; uniform noise spreads it over the clean toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from unmask.diffusion.schedule import AnySchedule, LogLinear
-from unmask.types import Tokens, Vocab
+from unmask.types import Times, Tokens, Vocab
+
+
+class Process(ABC):
+    """How text is corrupted for training, and so in which order it can be generated.
+
+    Code that depends on the process reads these attributes instead of asking for its class.
+    """
+
+    title: ClassVar[str]
+    """What a model of this process is called in messages: "masked diffusion"."""
+    default_sampler: ClassVar[str]
+    """The name of the sampler that reverses the process as it is defined."""
+    is_left_to_right: ClassVar[bool] = False
+    """Whether there is no noise: tokens depend on those before them only, and likelihoods are exact."""
+    has_masks: ClassVar[bool] = False
+    """Whether corrupted tokens become the mask, so that any masked sampler applies."""
+    block_size: int | None = None
+    """Tokens per block, where blocks are generated from left to right; None where a text is one block."""
+
+    @abstractmethod
+    def alpha(self, t: Times) -> Tensor:
+        """P(a token is not corrupted at time t)."""
+
+    @abstractmethod
+    def sigma(self, t: Times) -> Tensor:
+        """-log alpha(t), which networks with published weights are conditioned on."""
+
+
+class NoiseProcess(Process):
+    """A process that corrupts each token independently with probability 1 - alpha(t)."""
+
+    schedule: AnySchedule
+
+    def alpha(self, t: Times) -> Tensor:
+        return self.schedule.alpha(t)
+
+    def sigma(self, t: Times) -> Tensor:
+        return self.schedule.sigma(t)
+
+    @abstractmethod
+    def pi(self, vocab: Vocab) -> Tensor:
+        """The noise distribution [V]: q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi)."""
+
+    @abstractmethod
+    def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
+        """z_t ~ q(. | x) [B, L] from one uniform number per token; alpha is [B, 1] or [B, L]."""
 
 
 def posterior(z: Tensor, x: Tensor, pi: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
@@ -30,13 +77,22 @@ def posterior(z: Tensor, x: Tensor, pi: Tensor, alpha_s: Tensor, alpha_t: Tensor
 
 
 @dataclass(frozen=True)
-class Masking:
-    """Each token becomes the mask, independently, and never comes back: pi = mask."""
+class Masking(NoiseProcess):
+    """Each token becomes the mask, independently, and stays masked: pi = mask."""
+
+    title = "masked diffusion"
+    default_sampler = "ancestral"
+    has_masks = True
 
     schedule: AnySchedule = LogLinear()
+    """The probability alpha(t) that a token is not masked."""
+
+    @property
+    def inner(self) -> Masking:
+        """The process within a block: the whole text is one block."""
+        return self
 
     def pi(self, vocab: Vocab) -> Tensor:
-        """The distribution that noise draws from."""
         return torch.nn.functional.one_hot(torch.tensor(vocab.mask_id), vocab.size).double()
 
     def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
@@ -50,13 +106,16 @@ class Masking:
 
 
 @dataclass(frozen=True)
-class UniformNoise:
+class UniformNoise(NoiseProcess):
     """Each token is replaced by a uniformly drawn one: pi = 1/(V - 1) on the clean tokens."""
 
+    title = "uniform noise"
+    default_sampler = "uniform"
+
     schedule: AnySchedule = LogLinear()
+    """The probability alpha(t) that a token is not replaced."""
 
     def pi(self, vocab: Vocab) -> Tensor:
-        """The distribution that noise draws from."""
         pi = torch.full((vocab.size,), 1 / (vocab.size - 1), dtype=torch.float64)
         pi[vocab.mask_id] = 0
         return pi
@@ -69,22 +128,45 @@ class UniformNoise:
 
 
 @dataclass(frozen=True)
-class LeftToRight:
-    """No noise at all: a token depends on those before it, and text is written from left to right."""
+class BlockMasking(NoiseProcess):
+    """Blocks of `block_size` tokens from left to right; masking within a block, given the clean blocks before it."""
 
+    title = "block diffusion"
+    default_sampler = "blockwise"
+    has_masks = True
 
-@dataclass(frozen=True)
-class BlockMasking:
-    """From left to right in blocks of `block` tokens, by masking within a block: those before it are
-    clean."""
-
-    block_size: int
+    block_size: int = field()
+    """Tokens per block."""
     schedule: AnySchedule = LogLinear()
+    """The probability alpha(t) that a token of a block is not masked."""
 
     @property
     def inner(self) -> Masking:
-        """What happens inside a block."""
+        """The process within a block."""
         return Masking(self.schedule)
 
+    def pi(self, vocab: Vocab) -> Tensor:
+        return self.inner.pi(vocab)
 
-Process: TypeAlias = Masking | UniformNoise | LeftToRight | BlockMasking
+    def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
+        return self.inner.corrupt(x, alpha, uniform, vocab)
+
+
+@dataclass(frozen=True)
+class LeftToRight(Process):
+    """No noise: each token depends on those before it, and text is generated from left to right."""
+
+    title = "autoregression"
+    default_sampler = "autoregressive"
+    is_left_to_right = True
+
+    def alpha(self, t: Times) -> Tensor:
+        return torch.ones_like(t)
+
+    def sigma(self, t: Times) -> Tensor:
+        return torch.zeros_like(t)
+
+
+def shift_right(tokens: Tokens, vocab: Vocab) -> Tokens:
+    """The input [B, L] from which a causal network predicts `tokens`: one place later, the mask id in front."""
+    return torch.cat([torch.full_like(tokens[:, :1], vocab.mask_id), tokens[:, :-1]], dim=1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unmask.backbones import AnyBackbone
 from unmask.backbones.attention_mask import AttentionStages
 from unmask.backbones.base import Backbone
-from unmask.diffusion.process import LeftToRight, Process
+from unmask.diffusion.process import Process
 from unmask.objectives import AnyObjective
 from unmask.objectives.log_prob_row_fn import LogProbRowFn, log_probs_inplace
 from unmask.ops.chunked_head import chunked_head
@@ -52,7 +52,7 @@ class Denoiser(nn.Module):
         self.config = config
         self.use_bf16 = False
         self.backbone: Backbone = config.backbone.build(config.vocab)
-        if self.backbone.causal != isinstance(self.process, LeftToRight):
+        if self.backbone.causal != self.process.is_left_to_right:
             raise ValueError(
                 "an autoregressive objective needs a causal backbone, and masked or uniform diffusion one"
                 f" that is not; got causal={self.backbone.causal} with {type(config.objective).__name__}"
@@ -156,17 +156,11 @@ class Denoiser(nn.Module):
                 prepack(weight)
 
     def _time_input(self, t: Times) -> Tensor:
-        process = self.process
-        if self.config.condition_on_sigma and not isinstance(process, LeftToRight):
-            return process.schedule.sigma(t)
-        return t
+        return self.process.sigma(t) if self.config.condition_on_sigma else t
 
     def _alpha(self, z: Tokens, t: Times, positions: Positions) -> Tensor:
         """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
-        process = self.process
-        if isinstance(process, LeftToRight):
-            return torch.zeros_like(z[positions], dtype=torch.float32)[:, None]
-        alpha = process.schedule.alpha(t).expand(z.shape)[positions]
+        alpha = self.process.alpha(t).expand(z.shape)[positions]
         return torch.where(z[positions] == self.vocab.mask_id, alpha, 0)[:, None]
 
     def _validate_inputs(self, z: Tokens, t: Times, positions: Positions, stages: AttentionStages | None) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
-from unmask.diffusion.process import LeftToRight
+from unmask.diffusion.process import LeftToRight, shift_right
 from unmask.objectives.base import Objective, WeightedNLL, scatter_positions, validate_batch
 from unmask.objectives.mdlm import subs
-from unmask.types import Batch, LogX, Tokens, Vocab
+from unmask.types import Batch, LogX, Vocab
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,3 @@ class NextToken(Objective):
         text = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoiser.vocab.mask_id)
         z, price = shift_right(text, denoiser.vocab), WeightedNLL.unweighted(batch.tokens[rows])
         return scatter_positions(denoiser(z, t, rows, row_fn=price, **batch.context), rows)
-
-
-def shift_right(tokens: Tokens, vocab: Vocab) -> Tokens:
-    """What a causal network reads in order to write `tokens`: everything one place later."""
-    return torch.cat([torch.full_like(tokens[:, :1], vocab.mask_id), tokens[:, :-1]], dim=1)

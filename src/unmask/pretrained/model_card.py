@@ -18,7 +18,7 @@ from tokenizers import models
 from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
 from unmask.data.tokenizers.tokenizer import Tokenizer
-from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
+from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
 from unmask.model import LanguageModel
 
 TrainingFacts: TypeAlias = Mapping[str, str]
@@ -166,7 +166,7 @@ def _property_rows(model: LanguageModel) -> list[tuple[str, str]]:
     process, vocab = denoise.process, denoise.vocab
     parameters = sum(parameter.numel() for parameter in denoise.parameters())
     rows = [("objective", type(denoise.objective).__name__)]
-    if not isinstance(process, LeftToRight):
+    if isinstance(process, NoiseProcess):
         rows += [
             ("schedule", repr(process.schedule)),
             ("time conditioning", "yes" if denoise.backbone.time_conditioned else "no"),

@@ -11,8 +11,7 @@ from unmask.backbones.attention_mask import KVCache
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
-from unmask.diffusion.process import LeftToRight
-from unmask.objectives.next_token import shift_right
+from unmask.diffusion.process import LeftToRight, shift_right
 from unmask.sampling.base import DrawTokens, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
