@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.types import Batch, Vocab
+import tiny_models
+from unmask import MDLM
+from unmask.objectives.base import sample_noise
+from unmask.types import Batch, NoiseGroup, Vocab
 
 
 def tokens(rows: int = 2, length: int = 3) -> torch.Tensor:
@@ -117,3 +120,27 @@ def test_a_batch_alone_is_the_global_batch() -> None:
 def test_rows_must_fit_into_the_global_batch(row_offset: int, global_batch_size: int, rows: str) -> None:
     with pytest.raises(ValueError, match=f"^rows {rows} do not fit into a global batch of {global_batch_size} rows$"):
         Batch(tokens(), row_offset=row_offset, global_batch_size=global_batch_size)
+
+
+def test_rows_of_several_noise_groups_are_drawn_as_if_each_were_alone() -> None:
+    """Of whichever batch a group is a part, and however much padding its rows have there."""
+    objective, vocab = MDLM(), Vocab(6, 5)
+    model = tiny_models.tiny_denoiser(objective, vocab.size, vocab.mask_id)
+    texts = torch.arange(3 * 8).view(3, 8) % 5
+
+    def noise(batch: Batch) -> list[torch.Tensor]:
+        return list(sample_noise(model, batch, objective.times, torch.Generator(), num_blocks=2))
+
+    def generator(seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    first = NoiseGroup(generator(1), 1, row_offset=4, global_batch_size=9)
+    groups = (first, NoiseGroup(generator(2), 2, row_offset=0, global_batch_size=2))
+    together = noise(Batch(texts, noise_groups=groups))
+    apart = [
+        sample_noise(model, Batch(texts[:1], row_offset=4, global_batch_size=9), objective.times, generator(1), 2),
+        sample_noise(model, Batch(texts[1:, :5]), objective.times, generator(2), 2),
+    ]
+    for both, one, two in zip(together, *apart, strict=True):
+        assert torch.equal(both[:1], one)
+        assert torch.equal(both[1:, : two.shape[1]], two)

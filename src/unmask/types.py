@@ -6,9 +6,9 @@ B sequences of L positions over V tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ LogX: TypeAlias = Tensor
 
 RowFn: TypeAlias = Callable[[LogX, slice | Tensor], Tensor]
 """A number, or a few, for each line of log_x, given some of the lines and which of all these are."""
+
+ProgressFn: TypeAlias = Callable[[int], None]
+"""Is called with how much of a long piece of work is done so far."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,15 @@ class Vocab:
             )
 
 
+class NoiseGroup(NamedTuple):
+    """Consecutive rows of a batch that are rows `row_offset ...` of a global batch with its own generator."""
+
+    generator: torch.Generator
+    num_rows: int
+    row_offset: int
+    global_batch_size: int
+
+
 @dataclass(frozen=True)
 class Batch:
     """Clean sequences, and where they stand in the step's global batch.
@@ -76,7 +88,8 @@ class Batch:
     `valid` is False on padding and `frozen` is True on tokens that are given (a prompt): neither is
     noised or counted. Tokens of different `documents` (numbers) do not look at each other. A rank or
     micro-batch holds the rows `row_offset ...` of `global_batch_size`, so that noise drawn for a row does not
-    depend on how the global batch was split.
+    depend on how the global batch was split. With `noise_groups`, which then cover all rows, the noise of each
+    group is drawn apart from the others': a network call may serve several requests.
     """
 
     tokens: Tokens
@@ -85,6 +98,7 @@ class Batch:
     row_offset: int = 0
     global_batch_size: int | None = None
     document_ids: Tensor | None = None
+    noise_groups: tuple[NoiseGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
@@ -104,6 +118,15 @@ class Batch:
     def resolved_global_batch_size(self) -> int:
         """Sequences in the step's global batch."""
         return self.row_offset + len(self.tokens) if self.global_batch_size is None else self.global_batch_size
+
+    def split_by_noise(self, generator: torch.Generator) -> Iterator[tuple[Batch, torch.Generator]]:
+        """The tokens whose noise is drawn together, and from which generator: all at once, without groups."""
+        if not self.noise_groups:
+            yield self, generator
+            return
+        parts = torch.split(self.tokens, [group.num_rows for group in self.noise_groups])
+        for part, group in zip(parts, self.noise_groups, strict=True):
+            yield Batch(part, row_offset=group.row_offset, global_batch_size=group.global_batch_size), group.generator
 
     @property
     def loss_mask(self) -> Tensor:

@@ -162,12 +162,14 @@ def sample_noise(
     """A checked batch's u in [0, 1) [B, parts], its importance weight, and a uniform for each token [B,
     L]."""
     validate_batch(denoiser, batch)
-    offset = float(torch.rand((), generator=generator, dtype=torch.float64))
-    seed = int(torch.randint(2**62, (), generator=generator))
-    rows, length = batch.tokens.shape
-    seeds = [derive_seed(seed, batch.row_offset + row) for row in range(rows)]
-    u, importance = times.importance_sample(stratified_uniform(batch, offset, num_blocks))
-    noise = seeded_uniform(seeds, length)
+    draws, seeds = [], []
+    for part, part_generator in batch.split_by_noise(generator):
+        offset = float(torch.rand((), generator=part_generator, dtype=torch.float64))
+        seed = int(torch.randint(2**62, (), generator=part_generator))
+        draws.append(stratified_uniform(part, offset, num_blocks))
+        seeds += [derive_seed(seed, part.row_offset + row) for row in range(len(part.tokens))]
+    u, importance = times.importance_sample(torch.cat(draws))
+    noise = seeded_uniform(seeds, batch.tokens.shape[1])
     device = batch.tokens.device
     return u.to(device), importance.to(device), noise.to(device)
 
