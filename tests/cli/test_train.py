@@ -202,7 +202,7 @@ def test_what_is_said_to_be_published_is(
     settings: str, where: str, kind: str, tmp_path: Path, command: Command
 ) -> None:
     """The settings that the help and the docs give make models that `--format upstream` writes, with all facts."""
-    said = command("export", "--help").out if where == "help" else Path("docs/family.md").read_text()
+    said = command("export", "--help").out if where == "help" else Path("docs/methods.md").read_text()
     assert all(
         setting in said.replace('"intermediate_size": 512', '"intermediate_size":32') for setting in settings.split()
     )
