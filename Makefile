@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo docs judge test test-docs test-slow bench check format clean
+.PHONY: setup demo docs judge test test-fast test-docs test-slow bench check format clean
 
 setup: $(READY)
 
@@ -25,6 +25,10 @@ demo: $(READY)  ## train on Python's own standard library for three minutes; mea
 
 test: $(READY) .venv/.browser
 	$(BIN)/python -m pytest -n 2
+
+test-fast: $(READY)  ## the mathematical core, in under a minute
+	$(BIN)/python -m pytest -n 2 --maxfail 5 tests/diffusion tests/objectives tests/ops tests/sampling tests/guidance \
+	  tests/backbones tests/test_types.py tests/test_config.py tests/test_house.py -m 'not slow and not demo'
 
 # A browser for the tests of the page: the machine's own, Debian's, or playwright's.
 .venv/.browser: $(READY)

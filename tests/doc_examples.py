@@ -130,9 +130,9 @@ def run_demo(folder: Path) -> str:
 
 
 def documented_demo() -> str:
-    """What the README says `make demo` prints, but for the last line, which is make's own."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return readme.split("```bash\nmake demo\n```\n")[1].split("```\n")[1].rpartition("Open the page")[0]
+    """What docs/quickstart.md says `make demo` prints, but for the last line, which is make's own."""
+    quickstart = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    return quickstart.split("```bash\nmake demo\n```\n")[1].split("```\n")[1].rpartition("Open the page")[0]
 
 
 def _update_documents(folder: Path) -> None:

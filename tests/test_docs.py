@@ -31,7 +31,7 @@ SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 eval_windows=
 HUB = {
     "GSAI-ML/LLaDA-8B-Base": "GSAI-ML/LLaDA-8B-Base",
     "google-bert/bert-base-uncased": "google-bert/bert-base-uncased",
-    "eval runs/demo/model paper": "ptb:validation",
+    "eval runs/demo/model mdlm-zero-shot": "ptb:validation",
 }
 """What only the hub has, and what is said of it where there is no network."""
 LATER = ("make", "pip", "source", "curl", "pre-commit")
@@ -162,8 +162,8 @@ def test_the_demo(reader: Path) -> None:
 
 
 def test_serving(reader: Path) -> None:
-    """The server of the README answers the README's request."""
-    lines = [c for e in document_examples() if e.where == "README.md" for c in e.commands]
+    """The server of docs/serving.md answers the request that is shown there."""
+    lines = [c for e in document_examples() if e.where == "docs/serving.md" for c in e.commands]
     (serve,) = (line for line in lines if line.startswith("unmask serve"))
     (curl,) = (line for line in lines if line.startswith("curl"))
     server = subprocess.Popen(
@@ -191,13 +191,14 @@ def test_serving(reader: Path) -> None:
 
 def test_python(reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(reader)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    names: dict[str, object] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL):
-        exec(compile(block, "README.md", "exec"), names)
+    for document in ("README.md", "docs/python.md"):
+        names: dict[str, object] = {}
+        text = (ROOT / document).read_text(encoding="utf-8")
+        for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+            exec(compile(block, document, "exec"), names)
     printed = capsys.readouterr().out
     assert "nats per token" in printed
-    assert "0 tokens still hidden" in printed
+    assert "0 tokens still masked" in printed
     assert (reader / "runs" / "fox" / "model.safetensors").exists()
 
 

@@ -39,7 +39,7 @@ def same_machine(made: tuple[Path, str]) -> bool:
     return set(lines) <= set(made[1].splitlines())
 
 
-def test_the_demo_prints_what_the_readme_shows(made: tuple[Path, str], same_machine: bool) -> None:
+def test_the_demo_prints_what_the_quickstart_shows(made: tuple[Path, str], same_machine: bool) -> None:
     """But for the lines that tell of progress."""
     now = [line for line in made[1].splitlines() if not re.match(r"step \d+/", line)]
     if same_machine:
