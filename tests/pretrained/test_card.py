@@ -94,8 +94,8 @@ def test_the_tokenizer_s_kind_is_told(unit: str) -> None:
     [
         (MDLM(), "fill-mask", ["masked-diffusion", "mdlm"]),
         (D3PM(), "fill-mask", ["masked-diffusion", "d3pm"]),
-        (UniformDiffusion(), "text-generation", ["uniform-diffusion", "uniformdiffusion"]),
-        (NextToken(), "text-generation", ["autoregressive", "autoregression"]),
+        (UniformDiffusion(), "text-generation", ["uniform-diffusion"]),
+        (NextToken(), "text-generation", ["autoregressive"]),
     ],
 )
 def test_a_hub_can_file_it(objective: AnyObjective, pipeline: str, tags: list[str]) -> None:

@@ -267,7 +267,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
 LOAD = """
 import json, resource, sys, time
 import unmask, transformers
-from unmask.pretrained.formats.hf import transformers as library
+from unmask.backbones.hf import import_transformers as library
 library().BertForMaskedLM, library().AutoModelForMaskedLM, library().Qwen2ForCausalLM
 unmask.load(sys.argv[1]), unmask.load(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (1 << 35, 1 << 35))

@@ -36,7 +36,7 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path: Path) -> None:
     for lm, remedy in (
         (
             model(time_conditioning=TimeConditioning()),
-            r"for its time; .* --set backbone\.time_conditioning=None would$",
+            r"for its time_conditioning; .* --set backbone\.time_conditioning=None would$",
         ),
         (model(qk_norm=True), r"for its qk_norm; .* --set backbone\.qk_norm=false would$"),
         (model(rope_theta=100.0), r"for its rope_theta; .* --set backbone\.rope_theta=10000 would$"),

@@ -88,11 +88,11 @@ def test_each_token_has_the_probability_that_it_was_drawn_with() -> None:
         for ids, row in zip(texts, rows, strict=False):
             z = torch.tensor([ids])
             log_x = lm.denoiser(z, torch.ones(1, 1, dtype=torch.float64), z == lm.vocab.mask_id)[0].detach()
-            mark = row.marks[-1]
-            assert mark.logprob == pytest.approx(float(log_x[row.ids[-1]]), rel=1e-5)
+            event = row.events[-1]
+            assert event.logprob == pytest.approx(float(log_x[row.ids[-1]]), rel=1e-5)
             best = log_x.topk(3)
-            assert [id_ for id_, _ in mark.alternatives] == best.indices.tolist()
-            assert [p for _, p in mark.alternatives] == pytest.approx(best.values.exp().tolist(), rel=1e-5)
+            assert [id_ for id_, _ in event.alternatives] == best.indices.tolist()
+            assert [p for _, p in event.alternatives] == pytest.approx(best.values.exp().tolist(), rel=1e-5)
 
 
 def test_a_full_queue_takes_nothing_of_a_request() -> None:

@@ -139,7 +139,7 @@ SITE = "https://my.site:3000"
 
 
 def test_pages_of_an_allowed_origin_may_ask() -> None:
-    with live_server(token="x", origins=[SITE]) as server:
+    with live_server(token="x", allowed_origins=[SITE]) as server:
         asking = {
             "Origin": SITE,
             "Access-Control-Request-Method": "POST",
@@ -163,7 +163,7 @@ def test_pages_of_an_allowed_origin_may_ask() -> None:
             ):
                 assert refused.status_code == 403
                 assert "access-control-allow-origin" not in refused.headers
-    with live_server(origins=["*"]) as server:
+    with live_server(allowed_origins=["*"]) as server:
         answer = server.http.get("/v1/models", headers={"Origin": "null"})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "null")
 

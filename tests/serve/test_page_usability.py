@@ -160,11 +160,11 @@ def test_an_alternative_is_kept_and_the_rest_written_anew(page: Page) -> None:
 
     def choose(place: int) -> str:
         """Another token than the one that is there; its id is its place in the alphabet."""
-        page.locator(f".candidate:nth-child(2) .token[data-place='{place}']").click()
+        page.locator(f".candidate:nth-child(2) .token[data-position='{place}']").click()
         other = page.locator(".choice:not(.chosen)").first
         token = str(other.locator("code").text_content()).replace("␣", " ").replace("⏎", "\n")
         other.click()
-        expect(page.locator(f".candidate:nth-child(2) .token.fixed[data-place='{place}']")).to_have_text(token)
+        expect(page.locator(f".candidate:nth-child(2) .token.fixed[data-position='{place}']")).to_have_text(token)
         expect(page.locator("#write-status")).to_contain_text("done in")
         expect(page.locator("#go")).to_be_enabled()
         return token
@@ -175,7 +175,7 @@ def test_an_alternative_is_kept_and_the_rest_written_anew(page: Page) -> None:
     fixed = ["abc ", 1, tokenizer.encode(one), 2, " ", 3, " abc"]
     second = lm.infill(fixed, n=2, sampler=sampler, seed=3).texts
     assert candidate_texts(page) == second
-    assert page.evaluate("document.activeElement.dataset.place") == "5"  # for who has no mouse
+    assert page.evaluate("document.activeElement.dataset.position") == "5"  # for who has no mouse
     two = choose(11)
     fixed = ["abc ", 1, tokenizer.encode(one), 2, " ", 2, tokenizer.encode(two), " abc"]
     third = lm.infill(fixed, n=2, sampler=sampler, seed=3).texts

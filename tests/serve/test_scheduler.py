@@ -67,11 +67,13 @@ def long_rows(lm: LanguageModel, count: int, **options: Any) -> list[Any]:
 CROWDS: dict[str, Any] = {
     "two requests of sixteen rows": lambda lm: [long_rows(lm, 16)] * 2,
     "sixty requests of one row": lambda lm: [long_rows(lm, 1)] * 60,
-    "rows with caches of their own, each alone in a call": lambda lm: [long_rows(lm, 8, block=70, cache="dual")] * 4,
+    "rows with caches of their own, each alone in a call": lambda lm: (
+        [long_rows(lm, 8, block_size=70, cache="dual")] * 4
+    ),
     "rows of other lengths": lambda lm: [
         long_rows(lm, 4),
-        [generation_job(lm, canvas_ids(lm, 40, 1), lm.sampler("first-hitting"), 0)] * 8,
-        long_rows(lm, 2, block=70, cache="prefix"),
+        [generation_job(lm, canvas_ids(lm, 40, 1), lm.make_sampler("first-hitting"), 0)] * 8,
+        long_rows(lm, 2, block_size=70, cache="prefix"),
     ],
 }
 

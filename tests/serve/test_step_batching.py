@@ -35,7 +35,7 @@ def question(length: int, seed: int, rows: int = 1, **context: Any) -> ForwardCa
 
 def denoiser(kind: str) -> Denoiser:
     if kind != "local":
-        return tiny_models.tiny_denoiser(MDLM(), mask=6, timed=kind == "timed", length=40)
+        return tiny_models.tiny_denoiser(MDLM(), mask=6, time_conditioned=kind == "timed", length=40)
     torch.manual_seed(0)
     backbone = DiTConfig(width=16, depth=2, heads=2, max_length=40, dropout=0.0, local_init=LocalInit(kernel_size=5))
     return ModelConfig(VOCAB, backbone, MDLM()).build().double().eval().requires_grad_(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, get_args
@@ -298,18 +298,27 @@ class LanguageModel:
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
         counted = CountingDenoiser(self.ban_unknown_tokens(self.denoiser))
         valid = None if valid is None else valid.to(self.device)
-        if self._needs_ragged(sampler, tokens.shape[1], valid):
-            steps = iter(sample_ragged(counted, canvas, sampler, valid, self._window_guidance(guidance)))
-        else:
-            asked: DenoiserLike = counted if valid is None else PaddedDenoiser(counted, valid)
-            if guidance is not None:
-                asked = guidance(asked, canvas.tokens, self.tokenizer)
-            steps = iter(sampler.run(asked, canvas))
+        steps = iter(self.run_sampler(counted, canvas, sampler, valid, guidance))
         z: Tokens | None = canvas.tokens
         while z is not None:
             yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer)
             with self.inference_mode():  # not around the yield: who watches keeps a mode of their own
                 z = next(steps, None)
+
+    def run_sampler(
+        self,
+        denoiser: DenoiserLike,
+        canvas: Canvas,
+        sampler: AnySampler,
+        valid: Tensor | None = None,
+        guidance: GuidanceFn | None = None,
+    ) -> Iterable[Tokens]:
+        """The canvas after each step, with calls of `denoiser`: the model's own, or a wrapper around it."""
+        if self._needs_ragged(sampler, canvas.tokens.shape[1], valid):
+            return sample_ragged(denoiser, canvas, sampler, valid, self._window_guidance(guidance))
+        padded: DenoiserLike = denoiser if valid is None else PaddedDenoiser(denoiser, valid)
+        guided = padded if guidance is None else guidance(padded, canvas.tokens, self.tokenizer)
+        return sampler.run(guided, canvas)
 
     def _resolve_sampler(self, sampler: AnySampler | str | None) -> AnySampler:
         """The sampler that was given, as an object or by its name; or the plain one."""

@@ -20,6 +20,7 @@ from unmask.backbones.dit import DiTConfig
 from unmask.data.tokenizers.tokenizer import Tokenizer
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
 from unmask.model import LanguageModel
+from unmask.objectives.base import Objective
 
 TrainingFacts: TypeAlias = Mapping[str, str]
 """How a model was trained: what is known, by name."""
@@ -102,7 +103,7 @@ def model_card(model: LanguageModel, facts: TrainingFacts | None = None, metadat
     """The card of a model, in Markdown with the front matter that hubs read."""
     kind, metadata = _MODEL_KINDS[type(model.denoiser.process)], metadata or CardMetadata()
     parts = [
-        _front_matter(kind, type(model.objective).__name__.lower(), metadata),
+        _front_matter(kind, _objective_tag(model.objective), metadata),
         f"# {kind.title}",
         f"{kind.description} This folder is read by the Python library `unmask`.",
         _markdown_table("property", "value", _property_rows(model)),
@@ -115,6 +116,12 @@ def model_card(model: LanguageModel, facts: TrainingFacts | None = None, metadat
     if metadata.results:
         parts += ["## Results", _markdown_table("figure", "value", map(_result_row, metadata.results))]
     return "\n\n".join(parts) + "\n"
+
+
+def _objective_tag(objective: Objective) -> str:
+    """The tag of an objective: its class name in kebab case; `autoregressive` for next-token prediction."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(objective).__name__).lower()
+    return "autoregressive" if isinstance(objective.process, LeftToRight) else name
 
 
 def _result_row(result: EvalResult) -> tuple[str, str]:
@@ -134,7 +141,7 @@ def _front_matter(kind: _ModelKind, objective: str, metadata: CardMetadata) -> s
     lines = ["---", "library_name: unmask", f"pipeline_tag: {kind.pipeline_tag}"]
     if metadata.license is not None:
         lines.append(f"license: {json.dumps(metadata.license.lower())}")
-    tags = (kind.tag, objective, "language-model")
+    tags = tuple(dict.fromkeys((kind.tag, objective, "language-model")))
     for name, items in (("language", metadata.languages), ("datasets", metadata.datasets), ("tags", tags)):
         if items:
             lines += [f"{name}:", *(f"- {_yaml_string(item)}" for item in items)]

@@ -245,7 +245,7 @@ async def _submit_generation(
     for canvas in masked_texts:
         stop = (lambda ids, canvas=canvas: hit_stop(canvas, ids)) if hit_stop and not may_remask(sampler) else None
         for row in range(request.n):
-            more = {} if stop is None else {"enough": stop}
+            more = {} if stop is None else {"should_stop": stop}
             works.append(generation_job(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
     return service.submit(works, deadline, stream=request.stream)
 

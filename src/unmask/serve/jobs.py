@@ -70,8 +70,8 @@ def generation_job(
         start = torch.tensor([shown], device=model.device)
         written: list[TokenEvent | None] = [None] * len(ids)
         steps = [0] * len(ids)
-        asked: DenoiserLike = heard if guidance is None else guidance(heard, start, model.tokenizer)
-        for number, z in enumerate(sampler.run(asked, Canvas(start, (seed,))), start=1):
+        canvases = model.run_sampler(heard, Canvas(start, (seed,)), sampler, guidance=guidance)
+        for number, z in enumerate(canvases, start=1):
             before, shown = shown, tuple(z[0].tolist())
             places = [place for place, (old, new) in enumerate(zip(before, shown, strict=True)) if old != new]
             marks = tuple(heard.token_events(places, shown, mask, alternatives))
@@ -140,7 +140,7 @@ class _RecordingDenoiser(DenoiserWrapper):
         sequence, place = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
         order, beside = context.get("stages"), context.get("cache")
         if order is not None:
-            place = order.place[place]
+            place = order.position[place]
         elif beside is not None:
             place = place + beside.start
         pairs = enumerate(zip(sequence.tolist(), place.tolist(), strict=True))

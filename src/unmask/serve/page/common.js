@@ -1,18 +1,18 @@
-/* What all parts of the page share: elements, small words, where things are on the screen. */
+/* Helpers shared by all parts of the page. */
 
 export const $ = (id) => document.getElementById(id);
 
-export function make(name, kind = "", text = "") {
+export function make(name, className = "", text = "") {
   const element = document.createElement(name);
-  if (kind) element.className = kind;
+  if (className) element.className = className;
   if (text) element.textContent = text;
   return element;
 }
 
-export function button(text, pressed, kind = "") {
-  const element = make("button", kind, text);
+export function button(text, onClick, className = "") {
+  const element = make("button", className, text);
   element.type = "button";
-  element.addEventListener("click", pressed);
+  element.addEventListener("click", onClick);
   return element;
 }
 
@@ -23,18 +23,18 @@ export function svg(name, attributes, text = "") {
   return element;
 }
 
-export function problem(form, text) {
+export function showError(form, text) {
   $(`${form}-error`).textContent = text;
   $(`${form}-error`).hidden = !text;
 }
 
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-export async function copied(button, text, told = "Copied") {
+export async function copyToClipboard(button, text, confirmation = "Copied") {
   const label = button.textContent;
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = told;
+    button.textContent = confirmation;
   } catch {
     button.textContent = "The browser does not allow it";
   }
@@ -44,8 +44,8 @@ export async function copied(button, text, told = "Copied") {
 export const visible = (text) => (/^\ufffd*$/.test(text) ? "(part of a character)"
   : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣"));
 
-/* As if it had been typed: only then can the browser take it back with Ctrl+Z. */
-export function typed(field, start, end, text) {
+/* Insert text like typing does, so that Ctrl+Z can undo it. */
+export function insertText(field, start, end, text) {
   field.focus();
   field.setSelectionRange(start, end);
   if (document.execCommand("insertText", false, text)) return;
@@ -53,12 +53,12 @@ export function typed(field, start, end, text) {
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
-/* Scroll to what has appeared, unless a good part of it can be seen already. */
+/* Scroll to an element, unless a good part of it is visible already. */
 export function bringIntoView(element) {
   const box = element.getBoundingClientRect();
-  const seen = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
-  if (seen >= Math.min(box.height, innerHeight / 2)) return;
-  element.scrollIntoView({ block: "start", behavior: calm.matches ? "auto" : "smooth" });
+  const visibleHeight = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
+  if (visibleHeight >= Math.min(box.height, innerHeight / 2)) return;
+  element.scrollIntoView({ block: "start", behavior: reducedMotion.matches ? "auto" : "smooth" });
 }

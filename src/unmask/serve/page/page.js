@@ -1,12 +1,12 @@
 /* The page: its tabs, the model it talks to, and its two forms. */
 
 import { $, button, capital, make } from "./common.js";
-import { samplerHelp } from "./help.js";
+import { samplerHelp } from "./samplers.js";
 import { setUpScoring, setScoreText } from "./score.js";
-import { ask, model } from "./server.js";
-import { keepSoon, restoreSampler, setUpState } from "./state.js";
-import { setUpStory } from "./story.js";
-import { setUpWriting, setText } from "./write.js";
+import { callApi, model } from "./api.js";
+import { saveStateSoon, restoreSampler, setUpState } from "./state.js";
+import { setUpPlayback } from "./playback.js";
+import { setUpGenerating, setText } from "./generate.js";
 
 function choose(tab) {
   for (const each of document.querySelectorAll("[role=tab]")) {
@@ -15,17 +15,17 @@ function choose(tab) {
     each.tabIndex = chosen ? 0 : -1;
     $(each.getAttribute("aria-controls")).hidden = !chosen;
   }
-  keepSoon();
+  saveStateSoon();
 }
 
 function setUpTabs() {
   const tabs = [...document.querySelectorAll("[role=tab]")];
-  for (const [place, tab] of tabs.entries()) {
+  for (const [index, tab] of tabs.entries()) {
     tab.addEventListener("click", () => choose(tab));
     tab.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
-      const next = tabs[(place + step + tabs.length) % tabs.length];
+      const next = tabs[(index + step + tabs.length) % tabs.length];
       choose(next);
       next.focus();
     });
@@ -38,10 +38,10 @@ function setUpTabs() {
   });
 }
 
-function tellSampler() {
-  const { text, counted } = samplerHelp($("sampler").value, model.default_sampler);
+function showSamplerHelp() {
+  const { text, takesSteps } = samplerHelp($("sampler").value, model.default_sampler);
   $("sampler-help").textContent = text;
-  $("steps").disabled = !counted;
+  $("steps").disabled = !takesSteps;
 }
 
 function showSamplers() {
@@ -50,8 +50,8 @@ function showSamplers() {
     option.value = name;
     return option;
   }));
-  $("sampler").addEventListener("change", tellSampler);
-  tellSampler();
+  $("sampler").addEventListener("change", showSamplerHelp);
+  showSamplerHelp();
   restoreSampler();
 }
 
@@ -72,10 +72,10 @@ function showExamples() {
   }
 }
 
-async function findModel() {
+async function loadModel() {
   try {
-    const { data: [found] } = await (await ask("/v1/models")).json();
-    Object.assign(model, found);
+    const { data: [card] } = await (await callApi("/v1/models")).json();
+    Object.assign(model, card);
     const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
     $("model").textContent = `${model.id}: ${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
     showSamplers();
@@ -83,13 +83,13 @@ async function findModel() {
     showExamples();
   } catch (error) {
     $("model").textContent = capital(error.message);
-    setTimeout(findModel, 2000);
+    setTimeout(loadModel, 2000);
   }
 }
 
 setUpTabs();
-setUpWriting();
-setUpStory();
+setUpGenerating();
+setUpPlayback();
 setUpScoring();
 setUpState();
-findModel();
+loadModel();

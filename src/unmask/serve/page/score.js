@@ -1,84 +1,84 @@
 /* The form that scores a text. */
 
-import { $, bringIntoView, make, problem, svg, typed, visible } from "./common.js";
-import { ask, Fault, number } from "./server.js";
-import { keep } from "./state.js";
-import { walk } from "./story.js";
+import { $, bringIntoView, make, showError, svg, insertText, visible } from "./common.js";
+import { callApi, UserError, readNumber } from "./api.js";
+import { saveState } from "./state.js";
+import { moveFocus } from "./playback.js";
 
-/* An example into the field: where there is nothing yet, or because somebody asked for it. */
-export function setScoreText(example, asked) {
+/* Put an example into the field; with `replace`, also over text that is there. */
+export function setScoreText(example, replace) {
   const field = $("score-text"), before = document.activeElement;
-  if (!asked) { // a field that nobody has touched shows it
+  if (!replace) { // shown as long as the field is untouched
     field.defaultValue = example.text;
     return;
   }
-  typed(field, 0, field.value.length, example.text);
+  insertText(field, 0, field.value.length, example.text);
   before.focus({ preventScroll: true });
-  problem("score", "");
+  showError("score", "");
 }
 
-function wanted() {
+function scoreRequest() {
   const text = $("score-text").value;
-  if (!text) throw new Fault("There is no text to score yet: type or paste one.");
-  return { text, draws: number($("draws")) };
+  if (!text) throw new UserError("There is no text to score yet: type or paste one.");
+  return { text, draws: readNumber($("draws")) };
 }
 
 async function score(event) {
   event.preventDefault();
-  problem("score", "");
-  keep();
+  showError("score", "");
+  saveState();
   $("score-go").disabled = true;
   try {
-    const body = wanted();
+    const body = scoreRequest();
     $("score-status").textContent = "scoring…";
-    showScore(await (await ask("/v1/score", body)).json());
+    showScore(await (await callApi("/v1/score", body)).json());
     bringIntoView($("scored"));
   } catch (error) {
-    problem("score", error.message);
+    showError("score", error.message);
   } finally {
     $("score-status").textContent = "";
     $("score-go").disabled = false;
   }
 }
 
-function showScore(found) {
+function showScore(result) {
   const figures = [
-    ["nats per token", found.nats_per_token, found.standard_error],
-    ["perplexity", found.perplexity, found.perplexity_error],
-    ["bits per byte", found.bits_per_byte, found.bits_per_byte_error],
+    ["nats per token", result.nats_per_token, result.standard_error],
+    ["perplexity", result.perplexity, result.perplexity_error],
+    ["bits per byte", result.bits_per_byte, result.bits_per_byte_error],
   ];
   $("figures").replaceChildren(...figures.map(([name, value, error]) => {
     const box = make("div");
     const shown = make("dd", "", value.toPrecision(4));
-    if (!found.exact) shown.append(" ", make("small", "", `± ${error.toPrecision(2)}`));
-    box.append(make("dt", "", found.exact ? name : `${name}, at most`), shown);
+    if (!result.exact) shown.append(" ", make("small", "", `± ${error.toPrecision(2)}`));
+    box.append(make("dt", "", result.exact ? name : `${name}, at most`), shown);
     return box;
   }));
-  $("surprise").replaceChildren(...found.tokens.map((token) => {
+  $("surprise").replaceChildren(...result.tokens.map((token) => {
     const level = [0.5, 1.5, 3, 4.5, 6, 8].filter((edge) => token.nats >= edge).length;
     const element = make("span", `token s${level}`, token.text);
     element.tabIndex = -1;
-    const tell = () => { $("surprise-detail").textContent = `${visible(token.text)} · ${token.nats.toFixed(2)} nats`; };
-    element.addEventListener("click", tell);
-    element.addEventListener("mouseenter", tell);
-    element.addEventListener("focus", tell);
+    const showNats = () => { $("surprise-detail").textContent = `${visible(token.text)} · ${token.nats.toFixed(2)} nats`; };
+    element.addEventListener("click", showNats);
+    element.addEventListener("mouseenter", showNats);
+    element.addEventListener("focus", showNats);
     element.dataset.written = "";
     return element;
   }));
   const first = $("surprise").querySelector(".token");
   if (first) first.tabIndex = 0;
   $("surprise-detail").textContent = "";
-  plot(found.by_time);
+  plot(result.by_time);
   $("scored").hidden = false;
 }
 
 function plot(parts) {
   const width = 640, height = 220, left = 44, bottom = 30, top = 10;
-  const most = Math.max(1e-9, ...parts.map((part) => part.nats_per_token + part.standard_error));
-  const y = (value) => top + (height - top - bottom) * (1 - Math.max(0, value) / most);
+  const maxNats = Math.max(1e-9, ...parts.map((part) => part.nats_per_token + part.standard_error));
+  const y = (value) => top + (height - top - bottom) * (1 - Math.max(0, value) / maxNats);
   const x = (time) => left + (width - left - 8) * time;
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Nats per token from each part of the time" });
-  for (const tick of [0, most / 2, most]) {
+  for (const tick of [0, maxNats / 2, maxNats]) {
     drawing.append(svg("line", { class: "axis", x1: left, x2: width - 8, y1: y(tick), y2: y(tick) }));
     drawing.append(svg("text", { class: "tick", x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, tick.toPrecision(2)));
   }
@@ -104,5 +104,5 @@ function plot(parts) {
 
 export function setUpScoring() {
   $("score-form").addEventListener("submit", score);
-  $("surprise").addEventListener("keydown", walk);
+  $("surprise").addEventListener("keydown", moveFocus);
 }

@@ -1,4 +1,4 @@
-/* What the samplers do, in a sentence each, and whether they are told how many steps to take. */
+/* What each sampler does, in one sentence, and whether it takes a number of steps. */
 
 const SAMPLERS = {
   ancestral: ["in each step, a random part of the hidden tokens is written", true],
@@ -14,8 +14,8 @@ const SAMPLERS = {
   "uniform-ancestral": ["all holes are written in every step, and corrected in the next", true],
 };
 
-export function samplerHelp(name, usual) {
-  const [does, counted] = SAMPLERS[name === "default" ? usual : name] || ["", true];
-  const told = [name === "default" ? `For this model, “default” is ${usual}` : `The sampler ${name}`, does].filter(Boolean).join(": ");
-  return { text: counted ? `${told}.` : `${told}. It takes as many steps as it needs.`, counted };
+export function samplerHelp(name, defaultSampler) {
+  const [description, takesSteps] = SAMPLERS[name === "default" ? defaultSampler : name] || ["", true];
+  const label = [name === "default" ? `For this model, “default” is ${defaultSampler}` : `The sampler ${name}`, description].filter(Boolean).join(": ");
+  return { text: takesSteps ? `${label}.` : `${label}. It takes as many steps as it needs.`, takesSteps };
 }
