@@ -50,7 +50,7 @@ def test_flops_are_those_that_are_counted_in_a_step() -> None:
 
 def test_activations_are_what_autograd_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of twice the tokens twice as much, so that what does not depend on them falls out."""
-    monkeypatch.setattr(mixing, "SHORT", 0)  # only CPUs keep the probabilities of attention
+    monkeypatch.setattr(mixing, "_KEEP_PROBS_RATIO", 0)  # only CPUs keep the probabilities of attention
     backbone = DiTConfig(SMALL.width, SMALL.depth, heads=2, max_length=SMALL.length, dropout=0.0)
     network = backbone.build(Vocab(SMALL.vocab, 511)).train()
     sizes = []

@@ -13,7 +13,6 @@ import tiny_models
 from unmask.diffusion.denoiser import DenoiserWrapper
 from unmask.model import Denoiser
 from unmask.objectives import MDLM, AnyObjective
-from unmask.objectives import log_prob_row_fn as reading
 from unmask.ops import chunked_head as head
 from unmask.types import Batch, Positions, RowFn, Times, Tokens
 
@@ -45,7 +44,7 @@ def test_parts_are_as_good_as_the_whole(
     kind: type[AnyObjective], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "_MAX_CHUNK_LOGITS", at_once)
-    monkeypatch.setattr(reading, "_MAX_CACHED_LOGITS", at_once // 3)
+    monkeypatch.setattr(head, "_MAX_CACHED_LOGITS", at_once // 3)
     objective = kind()
     parts, whole = trainable(objective), trainable(objective)
     ours, expected = loss(parts, objective), loss(Whole(whole), objective)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unmask.objectives import MDLM
 from unmask.ops import chunked_head as head
-from unmask.ops.chunked_head import ValueAndGrad, chunked_head
+from unmask.ops.chunked_head import ValueAndGrad, chunked_head, chunked_head_reference
+from unmask.types import Vocab
 
 ROWS, WIDTH, VOCAB = 37, 6, 11
 
@@ -51,7 +53,7 @@ surprise = Surprise()
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return surprise(F.linear(hidden, weight, bias), slice(0, len(hidden)))
+    return chunked_head_reference(hidden, weight, bias, surprise)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -84,6 +86,22 @@ def test_a_frozen_head_lets_gradients_through(at_once: int) -> None:
     plain(*theirs).sum().backward()
     torch.testing.assert_close(ours[0].grad, theirs[0].grad)
     assert ours[1].grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_closed_form_is_the_gradient_of_a_weighted_nll(at_once: int, dtype: torch.dtype, weighted: bool) -> None:
+    x = torch.arange(ROWS) % (VOCAB - 1)
+    row_fn = head.WeightedNLL(x, torch.rand(ROWS)) if weighted else head.WeightedNLL.unweighted(x)
+    logits_fn = head.LogProbRowFn(MDLM(), torch.zeros(ROWS, 1), Vocab(VOCAB, VOCAB - 1), row_fn)
+    results = []
+    for function in (chunked_head, chunked_head_reference):
+        leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs()]
+        values = function(leaves[0], leaves[1], leaves[2], logits_fn)
+        values.sum().backward()
+        results.append([values.detach(), *(leaf.grad for leaf in leaves)])
+    close = {"atol": 0.1, "rtol": 0.05} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(results[0], results[1], **close)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

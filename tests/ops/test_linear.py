@@ -11,12 +11,15 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from unmask.backbones.layers import GELU, MLP
+from unmask.backbones.layers import MLP
 from unmask.hardware.flops import count_flops
 from unmask.ops import linear as products
-from unmask.ops.linear import linear, prepack
+from unmask.ops.activations import GELU, SquaredReLU, SwiGLU
+from unmask.ops.linear import Linear, linear, linear_activation, linear_split, prepack
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
@@ -44,6 +47,50 @@ def test_it_is_the_linear_map(shape: tuple[int, ...], biased: bool, gelu: bool, 
     assert got.dtype == dtype
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    rows=st.integers(1, 9),
+    width=st.integers(1, 9),
+    outputs=st.integers(2, 9),
+    size=st.integers(1, 8),
+    biased=st.booleans(),
+    grad=st.booleans(),
+)
+def test_a_layer_in_two_parts_is_the_whole_layer(
+    rows: int, width: int, outputs: int, size: int, biased: bool, grad: bool
+) -> None:
+    layer, size = Linear(width, outputs, bias=biased), min(size, outputs - 1)
+    first, rest = torch.randn(rows + 1, width), torch.randn(rows, width)
+    with torch.set_grad_enabled(grad):
+        parts = linear_split(layer, first, rest, size)
+        whole = linear_split(torch.nn.Sequential(layer), first, rest, size)
+    expected = [F.linear(x, layer.weight, layer.bias) for x in (first, rest)]
+    for got in (parts, whole):
+        torch.testing.assert_close(got, (expected[0][:, :size], expected[1][:, size:]))
+
+
+@pytest.mark.parametrize("activation", [GELU(), SquaredReLU(), SwiGLU()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_layer_with_its_activation_is_one_after_the_other(
+    activation: torch.nn.Module, grad: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(6, 8).to(dtype), torch.randn(5, 6).to(dtype)
+    close = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(linear_activation(layer, activation, x), activation(layer(x)), **close)
+
+
+def test_a_layer_has_the_state_of_a_layer_of_torch() -> None:
+    ours, theirs = Linear(6, 4), torch.nn.Linear(6, 4)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x))
+
+
 def test_where_gradients_are_needed_torch_keeps_them() -> None:
     x, weight = torch.randn(3, 6, requires_grad=True), torch.nn.Parameter(torch.randn(4, 6))
     linear(x, weight, None, gelu=True).sum().backward()
@@ -69,7 +116,7 @@ class Sharded(torch.Tensor):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_two_layers_say_the_same_with_and_without_a_gradient(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    net = MLP(torch.nn.Linear(8, 32), GELU(), torch.nn.Linear(32, 8)).to(dtype)
+    net = MLP(Linear(8, 32), GELU(), Linear(32, 8)).to(dtype)
     x = torch.randn(5, 8).to(dtype)
     with torch.no_grad():
         alone = net(x)
@@ -143,11 +190,11 @@ def test_what_cannot_be_packed_is_left_alone() -> None:
 
 NARROW = """
 import torch
-from unmask.ops.linear import _can, linear, pack
+from unmask.ops.linear import _onednn_supports, linear, prepack
 x, weight = torch.ones(3, 6).bfloat16(), torch.ones(4, 6).bfloat16()
 with torch.no_grad():
-    pack(weight)
-    print(_can(torch.float32), _can(torch.bfloat16))
+    prepack(weight)
+    print(_onednn_supports(torch.float32), _onednn_supports(torch.bfloat16))
     linear(x.float(), weight.float(), None)
 """
 

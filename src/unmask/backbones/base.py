@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from unmask.backbones.attention_mask import AttentionStages, CacheView
@@ -51,15 +49,8 @@ class Backbone(nn.Module):
         whole text, of which the tokens may be a part.
         """
 
-    def linear_weights(self) -> Iterator[Tensor]:
-        """Those that are multiplied by `products.linear` where no gradient is needed."""
-        yield self.lm_head.weight
-
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] for hidden states [N, width]."""
-        if torch.is_grad_enabled():
-            logits: Tensor = self.lm_head(hidden)
-            return logits
         return linear(hidden, self.lm_head.weight, self.lm_head.bias)
 
     @abstractmethod

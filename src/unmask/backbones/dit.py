@@ -7,7 +7,7 @@ without it no such parameters exist, and it is a plain transformer. Its blocks m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,15 @@ from unmask.backbones.attention_mask import (
 )
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
-    GELU,
     MLP,
     Attention,
     CosSin,
     DepthwiseConv,
     RotaryEmbedding,
-    SquaredReLU,
-    SwiGLU,
     TimeEmbedding,
 )
-from unmask.ops.linear import cast_like_autocast
+from unmask.ops.activations import GELU, SquaredReLU, SwiGLU
+from unmask.ops.linear import Linear, cast_like_autocast
 from unmask.ops.packing import PackedTokens, SelectedPositions
 from unmask.ops.recompute import recompute_scope, recomputed
 from unmask.types import Positions, Times, Tokens, Vocab
@@ -194,9 +192,9 @@ class Block(nn.Module):
         self.norm2 = config.build_norm()
         hidden = 4 * width if llama is None else llama.intermediate_size
         self.mlp = MLP(
-            nn.Linear(width, hidden if llama is None else 2 * hidden, bias=llama is None),
+            Linear(width, hidden if llama is None else 2 * hidden, bias=llama is None),
             _ACTIVATIONS[config.activation]() if llama is None else SwiGLU(),
-            nn.Linear(hidden, width, bias=llama is None),
+            Linear(hidden, width, bias=llama is None),
         )
         self.dropout = nn.Dropout(config.dropout)
         self.modulation = (
@@ -275,7 +273,7 @@ class DiT(Backbone):
         self.modulation = (
             None if config.time_conditioning is None else nn.Linear(config.time_conditioning.width, 2 * config.width)
         )
-        self.lm_head = nn.Linear(config.width, vocab.size, bias=config.llama is None)
+        self.lm_head = Linear(config.width, vocab.size, bias=config.llama is None)
         self._init_weights()
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
@@ -330,8 +328,8 @@ class DiT(Backbone):
         x = x if packed is None else packed.unpack(x)
         # Nobody looks at the last layer's output but who asked for it.
         asked = None
-        if positions is not None and not self.causal and not bool(positions.all()):
-            asked = SelectedPositions(positions)
+        if positions is not None and not self.causal:
+            asked = SelectedPositions.if_sparse(positions)
         x = self._run_block(last, x, time, angles, seen, cache, len(first), asked)
         if positions is not None and asked is None:
             x = x[positions]
@@ -342,14 +340,6 @@ class DiT(Backbone):
             shift, scale = self.modulation(time).chunk(2, dim=-1)
             x = x * (1 + scale) + shift
         return x if taken is None else x[taken]
-
-    def linear_weights(self) -> Iterator[Tensor]:
-        yield from super().linear_weights()
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            for module in (*block.attention.modules(), *block.mlp.modules()):
-                if isinstance(module, nn.Linear):
-                    yield module.weight
 
     def _run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         if self.gradient_checkpointing and torch.is_grad_enabled():

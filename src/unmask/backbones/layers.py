@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unmask.backbones.attention_mask import AttentionContext, CacheView
-from unmask.ops import cpu_attention as mixing
-from unmask.ops import linear as products
+from unmask.ops.cpu_attention import attention
+from unmask.ops.linear import Linear, linear_activation, linear_split
 from unmask.ops.packing import PackedTokens, SelectedPositions
-from unmask.ops.recompute import recomputed
 
 CosSin: TypeAlias = tuple[Tensor, Tensor]
 """cos and sin of what pairs of dimensions turn by; sin is negative for the first of each pair."""
@@ -83,100 +82,13 @@ class DepthwiseConv(nn.Module):
         return y
 
 
-class _SaveInputOnly(torch.autograd.Function):
-    """A function for whose gradient x is kept, and nothing else."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], _: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-
-class _GELU(_SaveInputOnly):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        if x.dtype == torch.bfloat16:
-            return F.gelu(x)
-        twice = 2 * math.sqrt(2 / math.pi)
-        share = torch.addcmul(x.new_tensor(twice), x, x, value=0.044715 * twice).mul_(x).sigmoid_()
-        return share.mul_(x)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        kind = "none" if x.dtype == torch.bfloat16 else "tanh"
-        slope: Tensor = torch.ops.aten.gelu_backward(*outer, x, approximate=kind)
-        return slope
-
-
-class GELU(nn.Module):
-    """x/2 (1 + tanh(c (x + 0.044715 x^3))) with c = sqrt(2/pi), which is x sigmoid(2c (x + 0.044715 x^3)).
-
-    As a sigmoid it takes half the time on CPUs. In bfloat16 it is x Phi(x) there, in a quarter of the time:
-    that is off by 0.0005 at most, an eighth of what a number of size 1 is rounded by.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return F.gelu(x, approximate="tanh")
-        return _apply(_GELU, x)
-
-
-class _SquaredReLU(_SaveInputOnly):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        positive = x.relu()
-        return positive.mul_(positive)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Tensor:
-        (x,), (slope,) = ctx.saved_tensors, outer
-        return torch.addcmul(x.new_zeros(()), slope, x.relu(), value=2)
-
-
-class SquaredReLU(nn.Module):
-    """max(x, 0)^2."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return x.relu().square()
-        return _apply(_SquaredReLU, x)
-
-
-def _apply(function: type[_GELU | _SquaredReLU], x: Tensor) -> Tensor:
-    """Where no gradient is needed, `apply` would cost more than a small function."""
-    return function.apply(x) if x.requires_grad else function.forward(x)  # type: ignore[no-untyped-call]
-
-
-class SwiGLU(nn.Module):
-    """SwiGLU: silu(a) b of the two halves of (a, b)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, value = x.chunk(2, dim=-1)
-        return recomputed(F.silu, gate) * value
-
-
 class MLP(nn.Sequential):
     """A linear layer, an activation, and a linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        first, activation, last = self
-        if torch.is_grad_enabled():
-            out: Tensor = last(recomputed(activation, first(x)))
-            return out
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
-        if isinstance(activation, GELU):
-            return _linear(last, products.linear(x, first.weight, first.bias, gelu=True))
-        return _linear(last, activation(_linear(first, x)))
-
-
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    if torch.is_grad_enabled():
-        out: Tensor = layer(x)
+        up, activation, down = self
+        out: Tensor = down(linear_activation(up, activation, x))
         return out
-    return products.linear(x, layer.weight, layer.bias)
 
 
 class Attention(nn.Module):
@@ -200,8 +112,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.causal = heads, kv_heads or heads, causal
         head_width = width // heads
-        self.qkv = nn.Linear(width, (heads + 2 * self.kv_heads) * head_width, bias=qkv_bias)
-        self.out = nn.Linear(width, width, bias=False)
+        self.qkv = Linear(width, (heads + 2 * self.kv_heads) * head_width, bias=qkv_bias)
+        self.out = Linear(width, width, bias=False)
         self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
         self.q_bias = nn.Parameter(torch.zeros(width)) if offset_bias else None
@@ -240,16 +152,16 @@ class Attention(nn.Module):
         form. x [B, n, width], or [T, width] if `packed`, which is also what comes out."""
         if selected is not None:
             return self._forward_selected(selected, x, cos_sin, attn_mask, cache, layer_index)
-        qkv = _linear(self.qkv, x)
+        qkv = self.qkv(x)
         heads = _split_heads(qkv if packed is None else packed.unpack(qkv), self.heads + 2 * self.kv_heads)
         q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = self._rotate_query(q, cos_sin), self._rotate_key(k, cos_sin)
         if cache is not None:
             k, v = cache.update(layer_index, k, v)
         causal = self.causal and attn_mask is None and bool(q.shape[-2] > 1)
-        mixed = self._attend(q, k, v, attn_mask, causal)
-        mixed = mixed.transpose(1, 2).flatten(2)
-        return _linear(self.out, mixed if packed is None else packed.pack(mixed))
+        attended = self._attend(q, k, v, attn_mask, causal).transpose(1, 2).flatten(2)
+        out: Tensor = self.out(attended if packed is None else packed.pack(attended))
+        return out
 
     def _forward_selected(
         self,
@@ -262,28 +174,23 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The same at the asked positions only, [N, width]: keys and values of all, queries of these."""
         width = x.shape[-1]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        of_queries, of_others = (None, None) if bias is None else (bias[:width], bias[width:])
-        pairs = _split_heads(products.linear(x, weight[width:], of_others), 2 * self.kv_heads)
-        k, v = pairs[:, : self.kv_heads], pairs[:, self.kv_heads :]
+        q, kv = linear_split(self.qkv, selected.select(x), x, width)
+        kv = _split_heads(kv, 2 * self.kv_heads)
+        k, v = kv[:, : self.kv_heads], kv[:, self.kv_heads :]
         k = self._rotate_key(k, cos_sin)
         if cache is not None:
             k, v = cache.update(layer_index, k, v)
-        q = products.linear(selected.select(x), weight[:width], of_queries)
         q = self._rotate_query(q.view(-1, self.heads, 1, width // self.heads), _select_cos_sin(selected, cos_sin))
         if attn_mask is not None and attn_mask.shape[2] > 1:
             attn_mask = selected.pad(selected.select(attn_mask[:, 0].expand(len(x), -1, -1)), fill=True)[:, None]
-        mixed = self._attend(selected.pad(q[:, :, 0]).transpose(1, 2), k, v, attn_mask)
-        return _linear(self.out, selected.unpad(mixed.transpose(1, 2)).flatten(1))
+        attended = self._attend(selected.pad(q[:, :, 0]).transpose(1, 2), k, v, attn_mask)
+        out: Tensor = self.out(selected.unpad(attended.transpose(1, 2)).flatten(1))
+        return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Any, causal: bool = False) -> Tensor:
         if attn_mask is not None and not isinstance(attn_mask, Tensor):
             return _flex_attention()(q, k, v, block_mask=attn_mask, enable_gqa=self.kv_heads != self.heads)
-        if attn_mask is None and not causal and mixing.is_faster(q, k):
-            return mixing.attention(q, k, v)
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, is_causal=causal, enable_gqa=self.kv_heads != self.heads
-        )
+        return attention(q, k, v, attn_mask, causal=causal)
 
     def _rotate_query(self, q: Tensor, cos_sin: CosSin) -> Tensor:
         """[..., heads, L, head_width], ready to be compared."""

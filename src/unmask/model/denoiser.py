@@ -14,9 +14,8 @@ from unmask.backbones.attention_mask import AttentionStages
 from unmask.backbones.base import Backbone
 from unmask.diffusion.process import Process
 from unmask.objectives import AnyObjective
-from unmask.objectives.log_prob_row_fn import LogProbRowFn, log_probs_inplace
-from unmask.ops.chunked_head import chunked_head
-from unmask.ops.linear import prepack
+from unmask.ops.chunked_head import LogProbRowFn, chunked_head, log_probs_inplace
+from unmask.ops.linear import Linear, prepack
 from unmask.types import NonFiniteError, Positions, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
@@ -150,7 +149,8 @@ class Denoiser(nn.Module):
         Nothing else changes. A network of more than _MAX_PREPACK_BYTES bytes stays as it is, and so do devices whose
         products do not gain.
         """
-        weights = list(self.backbone.linear_weights())
+        layers = [module for module in self.backbone.modules() if isinstance(module, Linear)]
+        weights = {layer.weight for layer in (*layers, self.backbone.lm_head)}
         if sum(weight.nbytes for weight in weights) <= _MAX_PREPACK_BYTES:
             for weight in weights:
                 prepack(weight)

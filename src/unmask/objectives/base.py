@@ -30,6 +30,7 @@ from unmask.diffusion.time_sampling import (
     rank_uniform,
     stratified_uniform,
 )
+from unmask.ops.chunked_head import WeightedNLL
 from unmask.types import Batch, LogX, RowFn, Vocab
 
 
@@ -139,23 +140,6 @@ class MaskedObjective(Objective):
         return denoiser(z, t, positions, row_fn=row_fn, **batch.context)
 
 
-@dataclass(frozen=True)
-class WeightedNLL:
-    """-weight log_x[x]: what is asked of every line, with tokens x [N] and weights [N] of all of them."""
-
-    x: Tensor
-    weight: Tensor
-
-    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
-        nats = -log_x.gather(-1, self.x[indices, None])[:, 0]
-        return self.weight[indices].to(nats) * nats
-
-    @classmethod
-    def unweighted(cls, x: Tensor) -> WeightedNLL:
-        """Every token counts once."""
-        return cls(x, torch.ones_like(x, dtype=torch.float32))
-
-
 def sample_noise(
     denoiser: DenoiserLike, batch: Batch, times: AnyTimes, generator: torch.Generator, num_blocks: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,11 +178,6 @@ def _normalization_penalty(mass: Tensor, unmask_prob: Tensor | None) -> Tensor:
     r, wide = torch.where(small | certain, 0.5, unmask_prob).double(), mass.double()
     between = (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * wide))
     return torch.where(certain, 0, torch.where(small, wide - 1, between)).to(mass)
-
-
-def to_float32(logits: Tensor) -> Tensor:
-    """At least float32: probabilities of rare tokens do not survive in 16 bits."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def gather_positions(values: Tensor, positions: Tensor) -> Tensor:

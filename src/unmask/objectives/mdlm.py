@@ -16,12 +16,11 @@ from unmask.diffusion.process import Masking
 from unmask.diffusion.time_sampling import NoiseLevel, discrete_level, validate_steps
 from unmask.objectives.base import (
     MaskedObjective,
-    WeightedNLL,
     corrupt_batch,
     sample_noise,
     scatter_positions,
-    to_float32,
 )
+from unmask.ops.chunked_head import WeightedNLL, to_float32
 from unmask.types import Batch, LogX, Vocab
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import LeftToRight, shift_right
-from unmask.objectives.base import Objective, WeightedNLL, scatter_positions, validate_batch
+from unmask.objectives.base import Objective, scatter_positions, validate_batch
 from unmask.objectives.mdlm import subs
+from unmask.ops.chunked_head import WeightedNLL
 from unmask.types import Batch, LogX, Vocab
 
 

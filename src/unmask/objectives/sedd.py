@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.objectives.base import MaskedObjective, to_float32
+from unmask.objectives.base import MaskedObjective
+from unmask.ops.chunked_head import to_float32
 from unmask.types import LogX, Vocab
 
 

@@ -1,63 +1,171 @@
-"""The head on many rows, without the logits of all of them at a time: [N, V] is the largest tensor there is.
+"""The output head on N rows in chunks: the logits [N, V] are the largest tensor of a network, and never exist whole.
 
-A part's gradient is taken while its logits are there. It is that of a sum over the rows, which is what a loss
-is; if the rows turn out to count differently, the parts are computed a second time.
+A row function reduces the log-probabilities of a chunk to one value per row, such as a token's negative
+log-likelihood. In training its gradient is computed while the chunk's logits exist. That is the gradient of the
+*sum* over the rows, which is what a loss is; if the rows turn out to have different weights in the backward
+pass, the chunks are computed a second time.
+
+The gradient of a negative log-likelihood, where log_x is a log-softmax, has a closed form and is computed in
+place: [N, V] is written three times instead of nine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from unmask.ops.linear import cast_like_autocast, linear
+from unmask.ops.switch import fast_paths_enabled
+from unmask.types import LogX, RowFn, Vocab
 
 _MAX_CHUNK_LOGITS = 1 << 24
 """Logits that exist at a time: 64 MB of float32."""
 
-
 _MAX_CACHED_WEIGHTS = 1 << 21
-"""Of a gradient in 16 bits, which is added to one in 32 while it is in the cache."""
+"""Entries of a 16-bit weight gradient that are added to the 32-bit one while they are in the cache."""
+
+_MAX_CACHED_LOGITS = 1 << 21
+"""Logits that are turned into probabilities at a time, so that they stay in the cache."""
+
+
+class LogProbs(Protocol):
+    """How logits become log-probabilities of the clean token: an objective."""
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether `log_probs` is a log-softmax over all tokens but the mask."""
+        ...
+
+    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+        """log_x [N, V] of logits [N, V]; alpha [N, 1] is the probability that a token is not masked."""
+        ...
+
+
+class LogitsFn(Protocol):
+    """One value per row of logits, for a chunk of the rows. It may overwrite the logits."""
+
+    def __call__(self, logits: Tensor, indices: slice) -> Tensor:
+        """Values [n] for logits [n, V], which are the rows `indices` of all rows."""
+        ...
+
+    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+        """The same values, with their gradients."""
+        ...
 
 
 class ValueAndGrad(NamedTuple):
-    """Numbers `said` [n] of n lines, and how they grow with the logits: d said[i]/d logits[i] is
-    scale[i] * slope[i], with `slope` [n, V] and `scale` [n]."""
+    """Values [n] of n rows, with d values[i] / d logits[i] = scale[i] * grad_logits[i] [V]."""
 
     values: Tensor
     grad_logits: Tensor
     scale: Tensor
 
 
-class _ChunkRowFn(Protocol):
-    """A number for each line of logits, given some of the lines and which of all these are.
+def chunked_head_reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn) -> Tensor:
+    """logits_fn(hidden weight^T + bias) [N], from all logits at once."""
+    return logits_fn(F.linear(hidden, weight, bias), slice(0, len(hidden)))
 
-    Logits belong to who answers, and may be overwritten.
+
+def chunked_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn) -> Tensor:
+    """`chunked_head_reference` in chunks of rows.
+
+    Under autocast products are in its type, and their sums in that of the weights.
     """
-
-    def __call__(self, logits: Tensor, indices: slice) -> Tensor:
-        """The numbers [n] for logits [n, V]."""
-        ...
-
-    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
-        """The same with its gradient."""
-        ...
-
-
-def chunked_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, row_fn: _ChunkRowFn) -> Tensor:
-    """What `answer` says [N] of logits = hidden weight^T + bias [N, V], which is asked part by part.
-
-    Under autocast the products are of its numbers, and their sums are kept in the weights' own.
-    """
+    if not fast_paths_enabled():
+        return chunked_head_reference(hidden, weight, bias, logits_fn)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         apply: Any = _ChunkedHead.apply
-        said: Tensor = apply(hidden, weight, bias, row_fn)
-        return said
-    lines, matrix, offset = _cast_all(hidden, weight, bias)
-    parts = _chunks(hidden, weight)
-    return torch.cat([row_fn(linear(lines[part], matrix, offset), part) for part in parts])
+        values: Tensor = apply(hidden, weight, bias, logits_fn)
+        return values
+    rows, matrix, offset = _cast_all(hidden, weight, bias)
+    chunks = _chunks(hidden, weight)
+    return torch.cat([logits_fn(linear(rows[chunk], matrix, offset), chunk) for chunk in chunks])
+
+
+@dataclass(frozen=True)
+class WeightedNLL:
+    """The row function -weight * log_x[x], for tokens x [N] and weights [N] of all rows."""
+
+    x: Tensor
+    weight: Tensor
+
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
+        nll = -log_x.gather(-1, self.x[indices, None])[:, 0]
+        return self.weight[indices].to(nll) * nll
+
+    @classmethod
+    def unweighted(cls, x: Tensor) -> WeightedNLL:
+        """Every token has weight 1."""
+        return cls(x, torch.ones_like(x, dtype=torch.float32))
+
+
+@dataclass(frozen=True)
+class LogProbRowFn:
+    """`row_fn` of log_x = objective.log_probs(logits, alpha), as a function of the logits."""
+
+    objective: LogProbs
+    alpha: Tensor
+    vocab: Vocab
+    row_fn: RowFn
+
+    def __call__(self, logits: Tensor, indices: slice) -> Tensor:
+        return self.row_fn(log_probs_inplace(self.objective, logits, self.alpha[indices], self.vocab), indices)
+
+    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+        """In closed form for a weighted NLL of a log-softmax; by autograd otherwise."""
+        if self.objective.is_softmax and isinstance(self.row_fn, WeightedNLL):
+            nll = _nll_and_grad_(logits, self.row_fn.x[indices], self.vocab)
+            scale = self.row_fn.weight[indices].to(nll)
+            return ValueAndGrad(scale * nll, logits, scale)
+        leaf = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            values = self(leaf, indices)
+        (grad_logits,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
+        return ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values))
+
+
+def log_probs_inplace(objective: LogProbs, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    """objective.log_probs(logits, alpha, vocab), written over the logits where that is possible."""
+    if not objective.is_softmax or logits.requires_grad or not fast_paths_enabled():
+        return objective.log_probs(logits, alpha, vocab)
+    logits32 = _float32_without_mask(logits, vocab)
+    return torch.log_softmax(logits32, -1, out=logits32)
+
+
+def to_float32(logits: Tensor) -> Tensor:
+    """Logits in float32 at least: 16 bits cannot represent the probabilities of rare tokens."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _nll_and_grad_(logits: Tensor, x: Tensor, vocab: Vocab) -> Tensor:
+    """-log softmax(logits)[x] [n]; the logits are overwritten by its gradient, softmax(logits) - onehot(x).
+
+    log sum exp(y) = max y - log max softmax(y): one softmax and two maxima cost less than a log-softmax and
+    its exponential.
+    """
+    size = max(1, _MAX_CACHED_LOGITS // logits.shape[1])
+    losses = []
+    for chunk, token in zip(torch.split(logits, size), torch.split(x[:, None], size), strict=True):
+        logits32 = _float32_without_mask(chunk, vocab)
+        largest, target = logits32.amax(-1), logits32.gather(-1, token)[:, 0]
+        grad = torch.softmax(logits32, -1, out=logits32)
+        losses.append(largest - grad.amax(-1).log() - target)
+        grad.scatter_add_(-1, token, torch.full_like(token, -1, dtype=grad.dtype))
+        if grad.dtype != chunk.dtype:
+            chunk.copy_(grad)
+    return torch.cat(losses)
+
+
+def _float32_without_mask(logits: Tensor, vocab: Vocab) -> Tensor:
+    """Logits of the clean tokens; float32 logits are overwritten."""
+    logits32 = to_float32(logits)
+    logits32[:, vocab.mask_id] = -torch.inf
+    return logits32
 
 
 def _cast_all(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -69,7 +177,7 @@ def _cast_all(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """Equal parts, so that the last one is not small; one even if there are no rows."""
+    """Chunks of equal size, so that the last is not small; one chunk even if there are no rows."""
     rows = len(hidden)
     size = max(1, -(-rows // max(1, -(-rows * len(weight) // _MAX_CHUNK_LOGITS))))
     return (slice(first, min(first + size, rows)) for first in range(0, max(1, rows), size))
@@ -77,58 +185,58 @@ def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, row_fn: _ChunkRowFn) -> Tensor:
-        said, ctx.gradients = _values_and_grads(hidden, weight, bias, row_fn, None)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn) -> Tensor:
+        values, ctx.gradients = _values_and_grads(hidden, weight, bias, logits_fn, None)
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.answer = row_fn
-        return said
+        ctx.logits_fn = logits_fn
+        return values
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        (rates,) = outer
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        (grad_output,) = grad_outputs
         gradients = ctx.gradients
-        ctx.gradients = None  # a second pass must not find what the first one changed
-        rate = float(rates[0]) if len(rates) else 1.0
-        if gradients is None or not bool((rates == rate).all()):
+        ctx.gradients = None  # they are scaled in place, so a second backward pass must compute them again
+        low, high = torch.stack(grad_output.aminmax()).tolist() if len(grad_output) else (1.0, 1.0)
+        if gradients is None or low != high:
             hidden, weight, bias = ctx.saved_tensors
-            _, gradients = _values_and_grads(hidden, weight, bias, ctx.answer, rates)
-        elif rate != 1.0:
+            _, gradients = _values_and_grads(hidden, weight, bias, ctx.logits_fn, grad_output)
+        elif high != 1.0:
             for gradient in gradients:
                 if gradient is not None:
-                    gradient.mul_(rate)
+                    gradient.mul_(high)
         return *gradients, None
 
 
 @torch.no_grad()
 def _values_and_grads(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, row_fn: _ChunkRowFn, grad_output: Tensor | None
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn, grad_output: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """What is said [N], and the gradients of its sum, in which line i counts `rates[i]` times."""
-    said = []
-    to_hidden = torch.empty_like(hidden)
-    to_weight = torch.empty_like(weight) if weight.requires_grad else None
-    to_bias = None if bias is None else torch.zeros_like(bias)
-    lines, matrix, offset = _cast_all(hidden, weight, bias)
+    """Values [N], and the gradients of sum_i grad_output[i] values[i] (weights of 1 if None)."""
+    values = []
+    grad_hidden = torch.empty_like(hidden)
+    grad_weight = torch.empty_like(weight) if weight.requires_grad else None
+    grad_bias = None if bias is None else torch.zeros_like(bias)
+    rows, matrix, offset = _cast_all(hidden, weight, bias)
     with torch.autocast(hidden.device.type, enabled=False):
-        for part in _chunks(hidden, weight):
-            inputs = lines[part]
-            said_here, slope, scale = row_fn.value_and_grad(linear(inputs, matrix, offset), part)
-            said.append(said_here)
-            scale = (scale if grad_output is None else scale * grad_output[part]).to(slope.dtype)[:, None]
-            to_hidden[part] = scale * (slope @ matrix)
-            if to_bias is not None:
-                to_bias += (slope.t() @ scale)[:, 0]
-            if to_weight is not None:
-                _accumulate_product(to_weight, slope.t(), scale * inputs, overwrite=part.start == 0)
-    return torch.cat(said), (to_hidden, to_weight, to_bias)
+        for chunk in _chunks(hidden, weight):
+            inputs = rows[chunk]
+            value, grad_logits, scale = logits_fn.value_and_grad(linear(inputs, matrix, offset), chunk)
+            values.append(value)
+            scale = (scale if grad_output is None else scale * grad_output[chunk]).to(grad_logits.dtype)[:, None]
+            grad_hidden[chunk] = scale * (grad_logits @ matrix)
+            if grad_bias is not None:
+                grad_bias += (grad_logits.t() @ scale)[:, 0]
+            if grad_weight is not None:
+                _accumulate_product(grad_weight, grad_logits.t(), scale * inputs, overwrite=chunk.start == 0)
+    return torch.cat(values), (grad_hidden, grad_weight, grad_bias)
 
 
 def _accumulate_product(total: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
-    """total += a b; the `first` product finds nothing there to add to."""
-    if total.dtype != a.dtype:  # of products in 16 bits the sum is kept in 32
+    """total += a b, or total = a b if it is to be overwritten."""
+    if total.dtype != a.dtype:  # products in 16 bits are summed in 32 bits
         size = max(1, _MAX_CACHED_WEIGHTS // total.shape[1])
-        for here, some in zip(torch.split(total, size), torch.split(a, size), strict=True):
-            here.copy_(some @ b) if overwrite else here.add_(some @ b)
+        for part, rows in zip(torch.split(total, size), torch.split(a, size), strict=True):
+            part.copy_(rows @ b) if overwrite else part.add_(rows @ b)
     elif overwrite:
         torch.mm(a, b, out=total)
     else:

@@ -1,44 +1,51 @@
-"""Sequences that differ in length, or in where they are asked: lines [N, ...] of rectangles [B, L, ...]."""
+"""Rows [N, ...] of some positions of a batch [B, L, ...]: those that are not padding, or those that are queried.
+
+The plain way, taken where `if_sparse` gives None, is to compute all positions and to pick some at the end.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from unmask.ops.switch import fast_paths_enabled
+
 _MAX_DENSITY = 7 / 8
-"""Where more than this share of the places is no padding, it stays."""
+"""Padding is packed away only if at most this fraction of all positions is valid."""
 
 
 class PackedTokens:
-    """Lines of the places that are not padding, T in all: what is done to lines costs nothing elsewhere."""
+    """The T valid positions of a batch with padding, as rows [T, ...]: layers cost nothing on padding."""
 
     def __init__(self, valid: Tensor) -> None:
         self.shape = valid.shape
         self.sequence, position = valid.nonzero(as_tuple=True)
         self.flat_position = self.sequence * valid.shape[1] + position
-        # Nobody looks at padding, so any line may stand there, as the last one before it.
+        # No query attends to padding, so any row may stand there: the last valid one before it.
         self.packed_index = (valid.flatten().cumsum(0) - 1).clamp(min=0)
 
     @classmethod
     def if_sparse(cls, valid: Tensor) -> PackedTokens | None:
-        """None where there is so little padding that leaving it out does not pay, or nothing else."""
+        """None if there is too little padding for packing to pay off, or nothing but padding."""
+        if not fast_paths_enabled():
+            return None
         return cls(valid) if 0 < int(valid.sum()) <= _MAX_DENSITY * valid.numel() else None
 
     def pack(self, values: Tensor) -> Tensor:
-        """[T, ...] of values [B, 1 or L, ...]."""
+        """values[valid] [T, ...] of values [B, 1 or L, ...]."""
         if values.shape[1] == 1:
             return values[:, 0].index_select(0, self.sequence)
         return values.flatten(0, 1).index_select(0, self.flat_position)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """[B, L, ...] of lines [T, ...]."""
+        """[B, L, ...] with rows [T, ...] at the valid positions, and arbitrary rows elsewhere."""
         return packed.index_select(0, self.packed_index).view(*self.shape, *packed.shape[1:])
 
 
 class SelectedPositions:
-    """The positions that a network is asked at: `rows` [B, L] booleans, N of them in all.
+    """The N queried positions of a batch, from booleans [B, L]: the last layer computes only these.
 
-    Their number differs from sequence to sequence, so queries of theirs stand in [B, M] places, M being the
-    most of any sequence.
+    Their number differs between sequences, so their queries are padded to [B, M], M being the most of any
+    sequence.
     """
 
     def __init__(self, positions: Tensor) -> None:
@@ -47,15 +54,20 @@ class SelectedPositions:
         self.slot = positions.cumsum(1)[positions] - 1
         self.max_selected = max(1, int(positions.sum(1).max()))
 
+    @classmethod
+    def if_sparse(cls, positions: Tensor) -> SelectedPositions | None:
+        """None if all positions are queried."""
+        return cls(positions) if fast_paths_enabled() and not bool(positions.all()) else None
+
     def select(self, values: Tensor) -> Tensor:
-        """[N, ...] of values [B, 1 or L, ...]."""
+        """values[positions] [N, ...] of values [B, 1 or L, ...]."""
         return values[self.sequence, self.position if values.shape[1] > 1 else 0]
 
     def pad(self, values: Tensor, fill: float = 0) -> Tensor:
-        """[B, M, ...] with values [N, ...] in their places."""
+        """[B, M, ...] with values [N, ...] in the first slots of their sequences."""
         out = values.new_full((len(self.positions), self.max_selected, *values.shape[1:]), fill)
         return out.index_put((self.sequence, self.slot), values)
 
     def unpad(self, padded: Tensor) -> Tensor:
-        """[N, ...] from their places in [B, M, ...]."""
+        """[N, ...] from the slots of [B, M, ...]."""
         return padded[self.sequence, self.slot]

@@ -1,8 +1,8 @@
-"""Values that the backward pass computes again: to keep them takes much memory, to compute them little time.
+"""Selective activation recomputation: cheap outputs (norms, activations) are recomputed in the backward pass.
 
-A linear layer keeps its input for its gradient, even where that is only a norm or an activation of something
-that is kept as well. Within `sparing()`, what came of `again(function, ...)` is computed once more instead;
-gradients are the same to the last bit.
+A linear layer saves its input for its gradient, even where that input is a norm or an activation of a tensor
+that is saved as well. Within `recompute_scope()`, results of `recomputed(function, ...)` are not saved:
+unpacking one calls the function again. Gradients are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -16,32 +16,64 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from unmask.ops.switch import fast_paths_enabled
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """function(*inputs), which must be cheap, without side effects and deterministic."""
+    value = function(*inputs)
+    if torch.compiler.is_compiling() or not value.requires_grad or (hooks := _ACTIVE_HOOKS.get()) is None:
+        return value
+    if address := _data_ptr(value):  # 0 if the tensor is empty or a meta tensor
+        hooks.recomputables[address] = _Recomputable(value, function, inputs)
+    return value
+
+
+@contextmanager
+def recompute_scope() -> Iterator[None]:
+    """Within this context, results of `recomputed` are not saved for the backward pass.
+
+    They stay in memory until its end, so wrap one block of a network at a time.
+    """
+    hooks = _enter_hooks() if torch.is_grad_enabled() and not torch.compiler.is_compiling() else None
+    if hooks is None:
+        yield
+        return
+    saved, context = hooks
+    token = _ACTIVE_HOOKS.set(saved)
+    try:
+        yield
+    finally:
+        _ACTIVE_HOOKS.reset(token)
+        context.__exit__()
+        saved.clear()
+
 
 class _Recomputable:
-    """A value, and how it came about."""
+    """A tensor, and the call that gave it."""
 
     def __init__(self, value: Tensor, function: Callable[..., Tensor], inputs: tuple[Any, ...]) -> None:
-        # As long as the value is there, no other one can stand in its place in memory.
+        # While this reference exists, no other tensor can have the same address.
         self.value: Tensor | None = value
         self.dtype, self.version = value.dtype, value._version
         self.function, self.inputs, self.versions = function, inputs, _versions(inputs)
-        kind = value.device.type
-        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        self.autocast = torch.autocast(kind, dtype, enabled)
+        device_type = value.device.type
+        dtype, enabled = torch.get_autocast_dtype(device_type), torch.is_autocast_enabled(device_type)
+        self.autocast = torch.autocast(device_type, dtype, enabled)
 
     def recompute(self) -> Tensor:
         if _versions(self.inputs) != self.versions:
-            raise RuntimeError("what a value was computed from has been changed in place since")
+            raise RuntimeError("an input of a recomputed function was changed in place before the backward pass")
         with torch.no_grad(), self.autocast:
             return self.function(*self.inputs)
 
 
 def _versions(inputs: tuple[Any, ...]) -> list[int]:
-    return [each._version for each in inputs if isinstance(each, Tensor)]
+    return [value._version for value in inputs if isinstance(value, Tensor)]
 
 
 class _View(NamedTuple):
-    """A view of a value."""
+    """A view of a tensor that can be recomputed."""
 
     base: _Recomputable
     shape: torch.Size
@@ -50,16 +82,16 @@ class _View(NamedTuple):
 
 
 class _SavedTensorHooks:
-    """What stands where in memory, and can be computed again."""
+    """Saves views of recomputable tensors as `_View`s, and all other tensors as they are."""
 
     def __init__(self) -> None:
         self.recomputables: dict[int, _Recomputable] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | _View:
-        made = self.recomputables.get(_data_ptr(tensor))
-        if made is None or (made.dtype, made.version) != (tensor.dtype, tensor._version):
+        base = self.recomputables.get(_data_ptr(tensor))
+        if base is None or (base.dtype, base.version) != (tensor.dtype, tensor._version):
             return tensor
-        return _View(made, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _View(base, tensor.shape, tensor.stride(), tensor.storage_offset())
 
     @staticmethod
     def unpack(packed: Tensor | _View) -> Tensor:
@@ -68,50 +100,25 @@ class _SavedTensorHooks:
         return packed.base.recompute().as_strided(packed.shape, packed.stride, packed.offset)
 
     def clear(self) -> None:
-        for made in self.recomputables.values():
-            made.value = None
+        for recomputable in self.recomputables.values():
+            recomputable.value = None
         self.recomputables.clear()
 
 
 _ACTIVE_HOOKS: ContextVar[_SavedTensorHooks | None] = ContextVar("active_hooks", default=None)
 
 
-@contextmanager
-def recompute_scope() -> Iterator[None]:
-    """Here, values of `again` are not kept for the backward pass. They exist until the end of this."""
-    hooks = _enter_hooks() if torch.is_grad_enabled() and not torch.compiler.is_compiling() else None
-    if hooks is None:
-        yield
-        return
-    sparing, within = hooks
-    token = _ACTIVE_HOOKS.set(sparing)
-    try:
-        yield
-    finally:
-        _ACTIVE_HOOKS.reset(token)
-        within.__exit__()
-        sparing.clear()
-
-
 def _enter_hooks() -> tuple[_SavedTensorHooks, saved_tensors_hooks] | None:
-    """Entered; None in transforms of torch.func, which refuse hooks."""
-    sparing = _SavedTensorHooks()
-    hooks = saved_tensors_hooks(sparing.pack, sparing.unpack)
+    """Hooks that are active now; None without fast paths, and in transforms of torch.func, which allow no hooks."""
+    if not fast_paths_enabled():
+        return None
+    saved = _SavedTensorHooks()
+    context = saved_tensors_hooks(saved.pack, saved.unpack)
     try:
-        hooks.__enter__()
+        context.__enter__()
     except RuntimeError:
         return None
-    return sparing, hooks
-
-
-def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """function(*inputs), which takes little time, changes nothing and draws nothing at random."""
-    value = function(*inputs)
-    if torch.compiler.is_compiling() or not value.requires_grad or (now := _ACTIVE_HOOKS.get()) is None:
-        return value
-    if place := _data_ptr(value):  # none if it is empty, or on no device
-        now.recomputables[place] = _Recomputable(value, function, inputs)
-    return value
+    return saved, context
 
 
 def _data_ptr(value: Tensor) -> int:
