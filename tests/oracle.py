@@ -18,9 +18,9 @@ from scipy import stats
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.process import Masking, Process
 from unmask.diffusion.schedule import LogLinear, Schedule
-from unmask.diffusion.time_sampling import alpha_grid
 from unmask.objectives.base import Objective
 from unmask.sampling.base import Sampler
 from unmask.sampling.canvas import Canvas

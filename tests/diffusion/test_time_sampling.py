@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from unmask.diffusion.noise_level import alpha_grid, continuous_level, discrete_level
 from unmask.diffusion.schedule import AnySchedule, Cosine, IntegratedRate, LinearSigma, LogLinear, Polynomial
 from unmask.diffusion.time_sampling import (
     AnyTimes,
@@ -19,9 +20,6 @@ from unmask.diffusion.time_sampling import (
     HistogramTimes,
     PowerTimes,
     UniformTimes,
-    alpha_grid,
-    continuous_level,
-    discrete_level,
     stratified_uniform,
 )
 from unmask.types import Batch
@@ -297,6 +295,6 @@ def test_a_power_that_is_not_positive_is_refused(power: float) -> None:
 
 @pytest.mark.parametrize("shares", [(), (1.0, 0.0), (2.0, -1.5), (1.0, float("nan"))])
 def test_a_cell_that_is_never_drawn_is_refused(shares: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="needs a share > 0; got") as error:
+    with pytest.raises(ValueError, match="needs a weight > 0; got") as error:
         HistogramTimes(shares)
     assert str(shares) in str(error.value)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import unmask
 from unmask import D3PM, MDLM, SEDD, Batch, Denoiser
+from unmask.diffusion.noise_level import NoiseLevel, continuous_level
 from unmask.diffusion.schedule import LogLinear
-from unmask.diffusion.time_sampling import NoiseLevel, continuous_level
 from unmask.objectives.base import MaskedObjective
 
 MASK = 50

@@ -21,8 +21,8 @@ from oracle import (
     random_table,
     sample_counts,
 )
+from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.schedule import Cosine, Schedule
-from unmask.diffusion.time_sampling import alpha_grid
 from unmask.objectives import UniformDiffusion
 from unmask.sampling import UniformAncestral
 from unmask.types import Batch

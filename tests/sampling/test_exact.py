@@ -20,8 +20,8 @@ from oracle import (
     sample_counts,
     text_distribution,
 )
+from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.schedule import Cosine, Geometric, Schedule
-from unmask.diffusion.time_sampling import alpha_grid
 from unmask.objectives import D3PM, MDLM, SEDD
 from unmask.sampling import (
     Ancestral,

@@ -9,9 +9,9 @@ from torch import Tensor
 import tiny_models
 from unmask import D3PM, MDLM, SEDD, Batch, NextToken
 from unmask.diffusion.noise import seeded_uniform
+from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Cosine, LogLinear
-from unmask.diffusion.time_sampling import alpha_grid
 from unmask.objectives import AnyObjective
 from unmask.sampling import (
     Ancestral,

@@ -19,17 +19,10 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed, seeded_uniform
+from unmask.diffusion.noise_level import NoiseLevel, continuous_level, fixed_count_level, rank_uniform
 from unmask.diffusion.process import BlockMasking, Masking, Process, UniformNoise
 from unmask.diffusion.schedule import AnySchedule, LogLinear, Schedule
-from unmask.diffusion.time_sampling import (
-    AnyTimes,
-    NoiseLevel,
-    UniformTimes,
-    continuous_level,
-    fixed_count_level,
-    rank_uniform,
-    stratified_uniform,
-)
+from unmask.diffusion.time_sampling import AnyTimes, UniformTimes, stratified_uniform
 from unmask.ops.chunked_head import WeightedNLL
 from unmask.types import Batch, LogX, RowFn, Vocab
 

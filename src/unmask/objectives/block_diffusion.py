@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from unmask.backbones.attention_mask import AttentionStages
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise_level import NoiseLevel
 from unmask.diffusion.process import BlockMasking, Masking
-from unmask.diffusion.time_sampling import NoiseLevel
 from unmask.objectives.base import MaskedObjective, corrupt_batch, sample_noise
 from unmask.objectives.mdlm import subs
 from unmask.types import Batch, LogX, RowFn, Vocab

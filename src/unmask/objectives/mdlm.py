@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise_level import NoiseLevel, discrete_level, validate_steps
 from unmask.diffusion.process import Masking
-from unmask.diffusion.time_sampling import NoiseLevel, discrete_level, validate_steps
 from unmask.objectives.base import (
     MaskedObjective,
     corrupt_batch,

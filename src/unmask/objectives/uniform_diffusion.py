@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import UniformNoise, posterior
 from unmask.diffusion.schedule import AnySchedule, LogLinear
-from unmask.diffusion.time_sampling import AnyTimes, UniformTimes, alpha_grid, validate_steps
+from unmask.diffusion.time_sampling import AnyTimes, UniformTimes
 from unmask.objectives.base import Objective, corrupt_batch, gather_positions, sample_noise, scatter_positions
 from unmask.objectives.mdlm import subs
 from unmask.types import Batch, LogX, Vocab

@@ -13,8 +13,8 @@ from torch import Tensor
 from unmask.config import is_number
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise_level import validate_steps
 from unmask.diffusion.process import Masking
-from unmask.diffusion.time_sampling import validate_steps
 from unmask.sampling.ancestral import ranks, scatter_tokens
 from unmask.sampling.base import (
     DrawTokens,

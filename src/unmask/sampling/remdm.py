@@ -18,8 +18,8 @@ from unmask.config import is_number
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
+from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import Masking
-from unmask.diffusion.time_sampling import alpha_grid, validate_steps
 from unmask.sampling.ancestral import scatter_tokens
 from unmask.sampling.base import (
     DrawTokens,

@@ -11,8 +11,8 @@ from torch.nn.functional import one_hot
 from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
+from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import UniformNoise, posterior
-from unmask.diffusion.time_sampling import alpha_grid, validate_steps
 from unmask.sampling.base import init_tokens, query_uniform, require_process
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
