@@ -14,8 +14,8 @@ import statistics
 import torch
 
 import unmask
-from unmask.data.corpus.corpus import Corpus
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.corpus import Corpus
+from unmask.data.loader import Loader, Wrapped
 from unmask.likelihood.estimate import nats_by_bin
 
 

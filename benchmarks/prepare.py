@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.side_by_side import median, time_alternating
 from unmask import Tokenizer
-from unmask.data.corpus.corpus import prepare
+from unmask.data.corpus import prepare
 
 TOKENIZERS = ("bytes", "bpe:4096")
 

@@ -20,8 +20,8 @@ from benchmarks.side_by_side import RandomTokens, Result, fastest_pair, time_alt
 from benchmarks.textbook import ModelSize, nll_estimates
 from benchmarks.time_to_quality import train
 from unmask import MDLM, LanguageModel
-from unmask.data.corpus.corpus import prepare
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.corpus import prepare
+from unmask.data.loader import Loader, Wrapped
 from unmask.experiment import Experiment
 from unmask.likelihood.estimate import score_corpus
 from unmask.recipes import stdlib_tiny, text8_tiny

@@ -27,9 +27,8 @@ from benchmarks.side_by_side import PRECISIONS, current_peak_flops, fastest, to_
 from benchmarks.textbook import ModelSize, ReferenceMDLM, ReferenceTrainer
 from unmask import DiTConfig, LanguageModel, NextToken
 from unmask.config import override
-from unmask.data.corpus.corpus import Corpus, prepare
-from unmask.data.corpus.token_files import Split
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.corpus import Corpus, Split, prepare
+from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, build_trainer
 from unmask.likelihood.estimate import score_corpus

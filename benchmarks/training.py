@@ -19,7 +19,7 @@ from benchmarks.side_by_side import (
     unmask_uses_bf16,
 )
 from benchmarks.textbook import ModelSize, ReferenceTrainer
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.training.optim import AdamW
 from unmask.training.trainer import Trainer, TrainingConfig

@@ -50,11 +50,9 @@ from unmask import (
 from unmask.backbones.dit import LocalInit
 from unmask.backbones.hf import HFBackboneConfig
 from unmask.cli import main
-from unmask.data.corpus.corpus import PrepareConfig
-from unmask.data.loader.loader import PerDocument, PromptCompletionRows, Wrapped
-from unmask.data.loader.prompt_completion import PadIgnored
-from unmask.data.readers.records import PromptCompletion
-from unmask.data.sources import SourceConfig
+from unmask.data.corpus import PrepareConfig
+from unmask.data.loader import PadIgnored, PerDocument, PromptCompletionRows, Wrapped
+from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.diffusion.schedule import (
     Cosine,
     CosineSquared,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unmask.io.atomic import atomic_folder, file_lock
+from unmask.io.atomic import atomic_folder
+from unmask.io.locks import file_lock
 
 
 def _write(path: Path, text: str, error: BaseException | None = None) -> None:

@@ -15,7 +15,7 @@ import unmask
 from unmask.backbones.dit import DiTConfig
 from unmask.cli import main
 from unmask.config import override
-from unmask.data.loader.loader import Wrapped
+from unmask.data.loader import Wrapped
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, _prepare_corpus, build_trainer, run_experiment
 from unmask.objectives import MDLM

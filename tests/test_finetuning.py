@@ -12,10 +12,9 @@ import torch
 
 import unmask
 from test_experiment import TEXT, tiny
-from unmask.data.corpus.corpus import Corpus, PrepareConfig
-from unmask.data.loader.loader import PromptCompletionRows
-from unmask.data.readers.records import PromptCompletion
-from unmask.data.sources import SourceConfig
+from unmask.data.corpus import Corpus, PrepareConfig
+from unmask.data.loader import PromptCompletionRows
+from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, _prepare_corpus, build_trainer, load_ema_model, run_experiment
 from unmask.objectives import MDLM, BlockDiffusion

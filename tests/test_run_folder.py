@@ -21,7 +21,7 @@ from test_experiment import TEXT, tiny
 from unmask.cli import main
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, load_ema_model, run_experiment
-from unmask.io.atomic import folder_lock
+from unmask.io.locks import folder_lock
 from unmask.recipes import RECIPES
 
 Told = tuple[int, str, str]
@@ -190,7 +190,7 @@ def test_a_second_training_is_refused_by_name_of_the_first(
     run: Path, experiment: Experiment, command: Callable[..., Told]
 ) -> None:
     """The first is another process; its lock goes with it, though it is killed."""
-    code = "import sys, time; from pathlib import Path; from unmask.io.atomic import folder_lock\n"
+    code = "import sys, time; from pathlib import Path; from unmask.io.locks import folder_lock\n"
     code += "with folder_lock(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE, text=True)
     try:

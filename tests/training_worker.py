@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from unmask import MDLM, BlockDiffusion, DiTConfig, ModelConfig, Vocab
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed, init_distributed
 from unmask.training import checkpoint
 from unmask.training.curriculum import VarianceClipping

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from unmask.backbones.dit import DiTConfig as DiTConfig
     from unmask.backbones.dit import LlamaBlock as LlamaBlock
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
-    from unmask.data.tokenizers.tokenizer import Tokenizer as Tokenizer
+    from unmask.data.tokenizers import Tokenizer as Tokenizer
     from unmask.diffusion.categorical import SamplingParams as SamplingParams
     from unmask.guidance import Guidance as Guidance
     from unmask.model import Denoiser as Denoiser
@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "unmask.backbones.dit": ["DiTConfig", "LlamaBlock", "TimeConditioning"],
-    "unmask.data.tokenizers.tokenizer": ["Tokenizer"],
+    "unmask.data.tokenizers": ["Tokenizer"],
     "unmask.diffusion.categorical": ["SamplingParams"],
     "unmask.guidance": ["Guidance"],
     "unmask.model": ["Denoiser", "LanguageModel", "ModelConfig", "Samples"],

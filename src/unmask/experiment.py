@@ -19,10 +19,8 @@ import torch
 from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
-from unmask.data.corpus.build import ProgressFn
-from unmask.data.corpus.corpus import Corpus, PrepareConfig, is_corpus, prepare, stale_reasons
-from unmask.data.corpus.describe import describe_corpus
-from unmask.data.loader.loader import Loader, RowLayout, Wrapped
+from unmask.data.corpus import Corpus, PrepareConfig, ProgressFn, is_corpus, prepare, stale_reasons
+from unmask.data.loader import Loader, RowLayout, Wrapped
 from unmask.diffusion.time_sampling import ClippedTimes
 from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
@@ -174,7 +172,7 @@ def run_experiment(
         distributed.barrier()
         news = resume_latest(run, folder, restart)
         if run.state.step == 0:
-            news = [*describe_corpus(corpus, experiment.layout), *news]
+            news = [*corpus.describe(experiment.layout), *news]
         finished = _train_and_log(experiment, corpus, run, folder, news)
         if finished and distributed.is_main:
             lm, facts = load_ema_model(folder)

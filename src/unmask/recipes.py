@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unmask.backbones.dit import DiTConfig, LocalInit
-from unmask.data.corpus.corpus import PrepareConfig
-from unmask.data.loader.loader import PerDocument, PromptCompletionRows, Wrapped
-from unmask.data.readers.records import PromptCompletion
-from unmask.data.sources import SourceConfig
+from unmask.data.corpus import PrepareConfig
+from unmask.data.loader import PerDocument, PromptCompletionRows, Wrapped
+from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM
 from unmask.training.curriculum import TimeWidening

@@ -20,7 +20,7 @@ from benchmarks.cost_model import (
 from benchmarks.side_by_side import RandomTokens
 from saved_tensors import count_saved_tensors
 from unmask import MDLM, DiTConfig
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.model import ModelConfig
 from unmask.ops import cpu_attention as mixing

@@ -30,8 +30,8 @@ from benchmarks.textbook import (
 )
 from benchmarks.training import baseline_trainer, random_batch, unmask_steps, unmask_trainer
 from unmask import DiTConfig
-from unmask.data.corpus.corpus import PrepareConfig
-from unmask.data.loader.loader import Wrapped
+from unmask.data.corpus import PrepareConfig
+from unmask.data.loader import Wrapped
 from unmask.experiment import Experiment
 from unmask.objectives.base import corrupt_batch
 from unmask.training.trainer import TrainingConfig

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from unmask.config import from_json, to_json
+from unmask.data.corpus import Corpus, PrepareConfig, Split, prepare
 from unmask.data.corpus import build as encoding
 from unmask.data.corpus import token_files as shards
-from unmask.data.corpus.corpus import Corpus, PrepareConfig, Split, merge_shards, prepare
+from unmask.data.readers import SourceConfig, Sources
 from unmask.data.readers import text as formats
 from unmask.data.readers.text import TextChunk
-from unmask.data.sources import SourceConfig
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.data.tokenizers.unknown_stats import UnknownStats
 from unmask.types import Vocab
 
@@ -185,7 +185,7 @@ def test_rerunning_is_free(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
         first = prepare([str(source)], out, tokenizer, LINES)
         before = contents(out)
         with monkeypatch.context() as patch:
-            patch.setattr(encoding, "read_documents", None)
+            patch.setattr(Sources, "read_documents", None)
             again = prepare([str(source)], out, tokenizer, LINES)
         assert contents(out) == before
         assert again.digest == first.digest
@@ -193,7 +193,7 @@ def test_rerunning_is_free(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_rerunning_needs_no_right_to_write(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare([str(source)], tmp_path / "out", "bytes", LINES)
-    monkeypatch.setattr("unmask.io.atomic.file_lock", None)
+    monkeypatch.setattr("unmask.data.corpus.prepare_corpus.file_lock", None)
     prepare([str(source)], tmp_path / "out", "bytes", LINES)
 
 
@@ -329,7 +329,7 @@ def test_a_corpus_with_the_mask_id_is_refused(source: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(Tokenizer, "encode_batch_with_stats", with_mask)
     monkeypatch.setattr(encoding, "_round_trip_difference", lambda *_: None)
-    with pytest.raises(ValueError, match=r"^the corpus contains the mask id 256, which stands for a hidden"):
+    with pytest.raises(ValueError, match=r"^the corpus contains the mask id 256, which marks masked tokens"):
         prepare([str(source)], tmp_path / "out", "bytes", LINES)
     assert not (tmp_path / "out").exists()
 
@@ -343,7 +343,7 @@ def test_memory_does_not_grow_with_the_corpus(source: Path, tmp_path: Path, monk
 
     peaks = []
     for count in (60, 180):  # 16 and 47 MB that never exist as a whole
-        monkeypatch.setattr(encoding, "read_documents", lambda names, options, count=count: generated(count))
+        monkeypatch.setattr(Sources, "read_documents", lambda self, config, count=count: generated(count))
         tracemalloc.start()
         prepare([str(source)], tmp_path / f"{count}", "bytes", PrepareConfig(validation_fraction=0.01))
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -396,7 +396,6 @@ def test_parts_join(source: Path, tmp_path: Path, tokenizer: str) -> None:
     assert [corpus.folder for corpus in parts_of(source, out, 3, tokenizer)] == [out] * 3
     assert prepare([str(source)], out, tokenizer, LINES).digest == joined.digest
     assert contents(out) == before, "re-running is free"
-    assert merge_shards(out).digest == joined.digest
 
 
 def test_more_parts_than_documents(tmp_path: Path) -> None:
@@ -405,13 +404,9 @@ def test_more_parts_than_documents(tmp_path: Path) -> None:
     assert decoded(joined, joined.splits["train"]) == ["one", "two"]
 
 
-def test_a_part_that_is_missing_is_named(source: Path, tmp_path: Path) -> None:
+def test_shards_are_not_merged_while_one_is_missing(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"out has no parts to join; prepare them with a shard \(i, n\)$"):
-        merge_shards(out)
-    prepare([str(source)], out, "bytes", PrepareConfig(shard=(1, 3)))
-    with pytest.raises(ValueError, match=r"out is incomplete: it has no shard-0-of-3, shard-2-of-3 yet$"):
-        merge_shards(out)
+    assert prepare([str(source)], out, "bytes", PrepareConfig(shard=(1, 3))).folder.name == "shard-1-of-3"
     with pytest.raises(ValueError, match=r"out is not a prepared corpus: it has no manifest\.json$"):
         Corpus.open(out)
 
@@ -420,14 +415,12 @@ def test_parts_of_different_corpora_do_not_join(source: Path, tmp_path: Path) ->
     out = tmp_path / "out"
     parts_of(source, out, 2)
     assert (out / "manifest.json").exists()
-    for tokenizer, options, difference in (
-        ("bpe:300", PrepareConfig(SourceConfig(lines=True), shard=(1, 2)), "token ids"),
-        ("bytes", PrepareConfig(shard=(1, 2)), "options"),
+    for tokenizer, options in (
+        ("bpe:300", PrepareConfig(SourceConfig(lines=True), shard=(1, 2))),
+        ("bytes", PrepareConfig(shard=(1, 2))),
     ):
         assert prepare([str(source)], out, tokenizer, options).folder.name == "shard-1-of-2"
         assert not (out / "manifest.json").exists(), "no manifest may list files that were replaced"
-        with pytest.raises(ValueError, match=rf"shard-1-of-2 has other {difference} than shard-0-of-2; prepare"):
-            merge_shards(out)
     source.write_text("other text\nand more\n")
     changed = parts_of(source, out, 2)
     assert [corpus.folder.name for corpus in changed] == ["shard-0-of-2", "out"]

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unmask.data.corpus import Corpus, PrepareConfig, is_corpus, prepare
 from unmask.data.corpus import build as encoding
-from unmask.data.corpus.corpus import Corpus, PrepareConfig, is_corpus, merge_shards, prepare
-from unmask.data.readers.records import PromptCompletion
+from unmask.data.readers import PromptCompletion, SourceConfig, Sources
 from unmask.data.readers.text import TextChunk
-from unmask.data.sources import SourceConfig
 from unmask.io import atomic as folders
+from unmask.io import locks
 
 LINES = PrepareConfig(SourceConfig(lines=True))
 
 SLOW = """
 import sys, time
-from unmask.data.corpus.corpus import PrepareConfig, prepare
+from unmask.data.corpus import PrepareConfig, prepare
 from unmask.data.corpus import build as encoding
 
 encoding._BATCH_CHARS = 50_000
@@ -169,7 +169,7 @@ def test_a_disk_that_is_really_full(source: Path, tmp_path: Path) -> None:
     code = """
 import resource, sys
 from unmask.data.corpus import build as encoding
-from unmask.data.corpus.corpus import prepare
+from unmask.data.corpus import prepare
 encoding._BATCH_CHARS = 50_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
@@ -242,11 +242,15 @@ DAMAGE = {
     ),
     "other manifest": (
         lambda out: (out / "manifest.json").write_text("[]"),
-        r"manifest\.json is not in the format 'unmask-corpus-4' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-4' of this version: prepare the corpus again$",
     ),
     "old manifest": (
         lambda out: edit(out / "manifest.json", format="unmask-corpus-0"),
-        r"manifest\.json is not in the format 'unmask-corpus-4' that is known here; prepare it again$",
+        r"manifest\.json is not in the format 'unmask-corpus-4' of this version: prepare the corpus again$",
+    ),
+    "no checksum": (
+        lambda out: edit(out / "manifest.json", sha256=None),
+        r"manifest\.json is damaged: its SHA-256 is not the one that it states; prepare it again$",
     ),
     "unknown field": (lambda out: edit(out / "manifest.json", colour=1), r"has an unknown field 'colour'"),
     "bad dtype": (
@@ -341,15 +345,6 @@ def test_preparing_again_mends_a_damaged_corpus(source: Path, tmp_path: Path) ->
     assert Corpus.open(out).digest == before
 
 
-def test_a_corpus_of_an_earlier_version_states_no_sum_of_its_manifest(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    before = prepare([str(source)], out, "bytes").digest
-    stated = json.loads((out / "manifest.json").read_text())
-    del stated["sha256"]
-    (out / "manifest.json").write_text(json.dumps(stated, indent=2) + "\n")
-    assert Corpus.open(out).digest == before
-
-
 def test_a_corpus_with_a_damaged_manifest_is_not_taken_for_a_folder_of_text(source: Path, tmp_path: Path) -> None:
     prepare([str(source)], tmp_path / "out", "bytes")
     assert is_corpus(tmp_path / "out")
@@ -395,8 +390,6 @@ def test_a_damaged_part_does_not_join(source: Path, tmp_path: Path) -> None:
     os.truncate(out / "shard-1-of-2" / "train-00000.bin", 10)
     with pytest.raises(ValueError, match=r"shard-1-of-2/train-00000\.bin is damaged"):
         Corpus.open(out)
-    with pytest.raises(ValueError, match=r"shard-1-of-2/train-00000\.bin is damaged"):
-        merge_shards(out)
     assert prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(1, 2))).folder == out
 
 
@@ -407,13 +400,12 @@ def test_a_join_that_fails_leaves_no_manifest(source: Path, tmp_path: Path, monk
     out = tmp_path / "out"
     prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(0, 2)))
     with monkeypatch.context() as patch:
-        patch.setattr("unmask.data.corpus.corpus.merge_document_ends", full)
+        patch.setattr("unmask.data.corpus.shards._merge_arrays", full)
         with pytest.raises(ValueError, match=r"out cannot be written: No space left on device"):
             prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(1, 2)))
-        with pytest.raises(ValueError, match=r"out cannot be written: No space left on device"):
-            merge_shards(out)
     assert names(out) == ["shard-0-of-2", "shard-1-of-2"]
-    assert merge_shards(out).splits["train"].num_tokens
+    merged = prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(1, 2)))
+    assert (merged.folder, merged.manifest.num_shards) == (out, 2)
 
 
 def test_a_joined_manifest_never_lists_replaced_files(
@@ -429,7 +421,7 @@ def test_a_joined_manifest_never_lists_replaced_files(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("unmask.data.corpus.corpus._merge_if_complete", interrupt)
+        patch.setattr("unmask.data.corpus.shards._merge_if_complete", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare([str(source)], out, "bytes", other)
     assert not (out / "manifest.json").exists(), "killed between a new part and joining it"
@@ -445,10 +437,10 @@ def test_a_lock_that_was_given_up_is_not_shared(tmp_path: Path) -> None:
     seen: list[bool] = []
 
     def wait() -> None:
-        with folders.file_lock(path):
+        with locks.file_lock(path):
             seen.append(lock.exists())
 
-    with folders.file_lock(path) as alone:
+    with locks.file_lock(path) as alone:
         assert alone
         assert lock.exists()
         waiting = threading.Thread(target=wait)
@@ -486,7 +478,7 @@ def test_peak_memory_of_a_large_corpus(tmp_path: Path) -> None:
     assert resource
     code = """
 import resource, sys
-from unmask.data.corpus.corpus import prepare
+from unmask.data.corpus import prepare
 seen = []
 def told(done):
     seen.append((done, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
@@ -513,6 +505,6 @@ print(seen[-1][0], seen[-1][1] - early)
 def test_pieces_that_never_end_their_document_are_ended(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "read_documents", lambda *_: iter([TextChunk("abc", False, "x")]))
+    monkeypatch.setattr(Sources, "read_documents", lambda *_: iter([TextChunk("abc", False, "x")]))
     split = prepare([str(source)], tmp_path / "out", "bytes", PrepareConfig(validation_fraction=0)).splits["train"]
     assert split.document_ends.tolist() == [3]

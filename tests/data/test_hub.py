@@ -12,7 +12,7 @@ import pytest
 import unmask
 from unmask.cli import main
 from unmask.io import hub
-from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session, is_reachable, parse_repo_id
+from unmask.io.hub import UNREACHABLE_MESSAGE, _is_reachable, hub_session, parse_repo_id
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nobody_answers(nobody: None) -> None:
-    assert not is_reachable()
+    assert not _is_reachable()
     with hub_session("some/name") as online:
         assert not online
         assert os.environ["HF_HUB_OFFLINE"] == "1"
@@ -58,9 +58,9 @@ def test_nobody_answers(nobody: None) -> None:
 def test_somebody_answers(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert is_reachable()
+        assert _is_reachable()
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert not is_reachable()
+        assert not _is_reachable()
 
 
 def test_a_model_that_is_not_to_be_had_is_told_at_once(nobody: None, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.data.loader.loader import Loader, PerDocument, Wrapped, _feistel_permutation
+from unmask.data.loader import Loader, PerDocument, Wrapped
+from unmask.data.loader.loader import _feistel_permutation
 
 
 class Stream:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from tiny_models import tiny_denoiser
 from unmask.config import from_json, to_json
-from unmask.data.corpus.corpus import PrepareConfig, prepare
-from unmask.data.loader.loader import Loader, PromptCompletionRows, RowLayout
+from unmask.data.corpus import PrepareConfig, prepare
+from unmask.data.loader import Loader, PromptCompletionRows, RowLayout
 from unmask.data.loader.prompt_completion import _PAD_MULTIPLE, PadIgnored, PadWithEos
-from unmask.data.readers.records import PromptCompletion
-from unmask.data.sources import SourceConfig
+from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.diffusion.denoiser import DenoiserWrapper
 from unmask.likelihood.estimate import score_corpus
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, BlockDiffusion, UniformDiffusion
@@ -202,7 +201,7 @@ def test_what_cannot_be_read_as_pairs_is_refused(tmp_path: Path) -> None:
         Loader(stream, PromptCompletionRows(1), 1)
     (tmp_path / "a.txt").write_text("text\n" * 500)
     plain = prepare([str(tmp_path / "a.txt")], tmp_path / "out", "bytes").splits["train"]
-    with pytest.raises(ValueError, match=r"^this corpus is not one of pairs; prepare it with source\.pairs="):
+    with pytest.raises(ValueError, match=r"^this corpus is not one of pairs; prepare it with source\.pair_format="):
         Loader(plain, PromptCompletionRows(8), 1)
     stream.document_ends, stream.prompt_lengths = stream.document_ends[:0], stream.prompt_lengths[:0]
     with pytest.raises(ValueError, match=r"^this split has no pairs; prepare it from more pairs or with"):

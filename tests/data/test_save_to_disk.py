@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from unmask.data.readers import text as formats
-from unmask.data.readers.records import ChatRecord, PromptCompletion, render_chat
-from unmask.data.sources import SourceConfig, fingerprints, read_documents
+from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig, Sources, render_chat
+from unmask.io import errors
 
 arrow = pytest.importorskip("pyarrow")
 ROWS = [{"text": f"row {i}", "prompt": f"p{i}", "completion": f"a{i}"} for i in range(10)]
 
 
 def texts(name: Path | str, **options: Any) -> list[str]:
-    return [piece.text for piece in read_documents([str(name)], SourceConfig(**options))]
+    return [piece.text for piece in Sources([str(name)]).read_documents(SourceConfig(**options))]
 
 
 def write_stream(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -45,7 +44,7 @@ def test_a_saved_data_set(saved: Path) -> None:
     assert texts(saved, column="completion") == [row["completion"] for row in ROWS]
     assert texts(saved, pair_format=PromptCompletion()) == [row["prompt"] + row["completion"] for row in ROWS]
     assert texts(f"hub:{saved}") == texts(saved)
-    assert fingerprints([str(saved)])[str(saved)].startswith("folder sha256:")
+    assert Sources([str(saved)]).fingerprints[str(saved)].startswith("folder sha256:")
 
 
 def test_splits(saved: Path, tmp_path: Path) -> None:
@@ -109,6 +108,6 @@ def test_what_is_wrong_is_told_in_one_sentence(saved: Path, monkeypatch: pytest.
         raise ImportError(name)
 
     (saved / "state.json").write_text('{"_data_files": [{"filename": "b.arrow"}]}')
-    monkeypatch.setattr(formats.importlib, "import_module", missing)
+    monkeypatch.setattr(errors.importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"^this needs the package pyarrow: pip install 'unmask\[parquet\]'$"):
         texts(saved)

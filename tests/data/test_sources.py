@@ -16,12 +16,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from unmask.data.readers import PromptCompletion, SourceConfig, Sources
 from unmask.data.readers import fasta as sequences
 from unmask.data.readers import json_records as jsonrows
 from unmask.data.readers import text as formats
-from unmask.data.readers.records import PromptCompletion
 from unmask.data.readers.text import CHUNK_CHARS, TextChunk, chunk_text, split_point
-from unmask.data.sources import SourceConfig, file_stats, fingerprints, read_documents, text_bytes
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are not at {DATA}")
@@ -30,7 +29,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are n
 def texts(*names: Path | str, **options: Any) -> list[str]:
     """Whole documents."""
     found = [""]
-    for piece in read_documents([str(name) for name in names], SourceConfig(**options)):
+    for piece in Sources([str(name) for name in names]).read_documents(SourceConfig(**options)):
         found[-1] += piece.text
         if piece.is_last:
             found.append("")
@@ -54,7 +53,7 @@ def test_a_text_file_is_a_document(tmp_path: Path) -> None:
 def test_a_line_is_a_document(tmp_path: Path) -> None:
     file = written(tmp_path / "a.txt", "one\r\n\n  \ntwo \u2028 still two\x0bso\nthree")
     assert texts(file, lines=True) == ["one", "two \u2028 still two\x0bso", "three"]
-    assert [piece.source for piece in read_documents([str(file)], SourceConfig(lines=True))] == [
+    assert [piece.source for piece in Sources([str(file)]).read_documents(SourceConfig(lines=True))] == [
         f"{file} line 1",
         f"{file} line 4",
         f"{file} line 5",
@@ -95,7 +94,7 @@ def test_tables(tmp_path: Path) -> None:
 def test_fasta(tmp_path: Path) -> None:
     file = ">one of them\nACgt\nnn\r\n\n>two\n; a comment\nAC GT\n>empty\n>last\nttt"
     assert texts(written(tmp_path / "a.fa", file)) == ["ACGTNN", "ACGT", "TTT"]
-    origins = [piece.source for piece in read_documents([str(tmp_path / "a.fa")], SourceConfig())]
+    origins = [piece.source for piece in Sources([str(tmp_path / "a.fa")]).read_documents(SourceConfig())]
     assert origins == [f"{tmp_path / 'a.fa'} record of line {line}" for line in (1, 5, 9)]
 
 
@@ -180,12 +179,12 @@ def test_hub_data_sets(data_set: Path) -> None:
 
 def test_the_identity_of_a_hub_data_set(data_set: Path) -> None:
     name = f"hub:{data_set}::validation"
-    before = fingerprints([name])[name]
+    before = Sources([name]).fingerprints[name]
     assert before.startswith(f"hub {data_set} config:None split:validation fingerprint:")
     times = (data_set / "train.jsonl").stat()
     written(data_set / "train.jsonl", (data_set / "train.jsonl").read_text().replace("one", "two"))
     os.utime(data_set / "train.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert fingerprints([name])[name] != before
+    assert Sources([name]).fingerprints[name] != before
 
 
 @pytest.mark.parametrize(
@@ -204,7 +203,7 @@ def test_a_missing_extra_is_named(
 def test_the_standard_library() -> None:
     origins = set()
     size = 0
-    for piece in read_documents(["stdlib"], SourceConfig()):
+    for piece in Sources(["stdlib"]).read_documents(SourceConfig()):
         origins.add(piece.source)
         size += len(piece.text)
     assert 5e6 < size < 30e6
@@ -213,7 +212,7 @@ def test_the_standard_library() -> None:
     folders = {folder for name in origins for folder in name.split("/")[:-1]}
     assert not folders & {"test", "tests", "idle_test", "site-packages", "dist-packages"}
     assert len(origins) > 400
-    assert fingerprints(["stdlib"])["stdlib"].startswith("Python 3.")
+    assert Sources(["stdlib"]).fingerprints["stdlib"].startswith("Python 3.")
 
 
 def test_several_sources_follow_on_one_another(tmp_path: Path) -> None:
@@ -275,7 +274,7 @@ BAD = {
     "next read": (
         "a.fq",
         b"@a\nAC\n@b\n",
-        r"a\.fq line 3 starts the next record where that of line 1 needs ",
+        r"a\.fq line 3 starts a record before that of line 1 has its '\+' line",
     ),
     "few qualities": (
         "a.fq",
@@ -344,17 +343,17 @@ def test_lists_of_json(tmp_path: Path) -> None:
     assert texts(tmp_path / "b.json.gz") == ["zipped"]
     pairs = PromptCompletion("q", "a")
     written(tmp_path / "c.json", '[{"q": "why", "a": "so"}]')
-    found = list(read_documents([str(tmp_path / "c.json")], SourceConfig(pair_format=pairs)))
+    found = list(Sources([str(tmp_path / "c.json")]).read_documents(SourceConfig(pair_format=pairs)))
     assert [piece.segments for piece in found] == [("why", "so")]
     with pytest.raises(ValueError, match=r"0\.json item 1 has no field 'q'"):
-        list(read_documents([str(tmp_path / "0.json")], SourceConfig(pair_format=pairs)))
+        list(Sources([str(tmp_path / "0.json")]).read_documents(SourceConfig(pair_format=pairs)))
     with pytest.raises(ValueError, match=r"d\.json item 1 is a text where an object with 'q', 'a' is expected$"):
-        list(read_documents([str(written(tmp_path / "d.json", '["x"]'))], SourceConfig(pair_format=pairs)))
+        list(Sources([str(written(tmp_path / "d.json", '["x"]'))]).read_documents(SourceConfig(pair_format=pairs)))
 
 
 def test_a_list_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = (text for text in chain(["["], repeat('{"text": "' + "x" * 1000 + '"},\n')))
-    records = jsonrows.read_json(endless, "endless")
+    records = jsonrows._read_json(endless, "endless")
     next(records)
     tracemalloc.start()
     for _ in range(2000):
@@ -364,7 +363,7 @@ def test_a_list_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonrows, "MAX_RECORD_CHARS", 5000)
     for wrong in ('[{"text": "', '["'):
         with pytest.raises(ValueError, match=r"^endless item 1 has more than 5,000 characters$"):
-            next(jsonrows.read_json(chain([wrong], repeat("x" * 100)), "endless"))
+            next(jsonrows._read_json(chain([wrong], repeat("x" * 100)), "endless"))
 
 
 def test_a_line_of_json_is_not_longer_than_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -383,7 +382,7 @@ def test_reads(tmp_path: Path) -> None:
         assert texts(written(tmp_path / name, file)) == ["ACGTN", "TTTTT"]
     written(tmp_path / "a.fastq.gz", gzip.compress(file.encode()))
     assert texts(tmp_path / "a.fastq.gz") == ["ACGTN", "TTTTT"]
-    origins = [piece.source for piece in read_documents([str(tmp_path / "a.fq")], SourceConfig())]
+    origins = [piece.source for piece in Sources([str(tmp_path / "a.fq")]).read_documents(SourceConfig())]
     assert origins == [f"{tmp_path / 'a.fq'} record of line {line}" for line in (1, 5)]
 
 
@@ -404,8 +403,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "absent")
     for look in (
         lambda: texts(tmp_path),
-        lambda: fingerprints([str(tmp_path)]),
-        lambda: file_stats([str(tmp_path)]),
+        lambda: Sources([str(tmp_path)]).fingerprints,
+        lambda: Sources([str(tmp_path)]).file_stats(),
     ):
         with pytest.raises(ValueError, match=r"link cannot be read: No such file or directory$"):
             look()
@@ -458,7 +457,7 @@ def test_long_documents_are_streamed(tmp_path: Path) -> None:
     long = written(tmp_path / "a.txt", base * 1000)
     record = written(tmp_path / "a.fa", ">a\n" + (base * 1000).replace("\n", ""))  # a genome in one line
     for file in (long, record):
-        stream = read_documents([str(file)], SourceConfig())
+        stream = Sources([str(file)]).read_documents(SourceConfig())
         first = next(stream)
         assert (len(first.text) <= CHUNK_CHARS, first.is_last) == (True, False)
         rest = list(stream)
@@ -474,9 +473,9 @@ def test_a_stream_reads_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
             self.asked += size
             return b"word " * (size // 5)
 
-    for read in (formats.read_text, sequences.read_fasta):
+    for read in (formats.read_text, sequences._read_fasta):
         endless: Any = Endless()
-        if read is sequences.read_fasta:
+        if read is sequences._read_fasta:
             endless.read(0)
             monkeypatch.setattr(sequences, "decode_stream", lambda handle, *_: _headed(handle))
         stream = read(endless, "endless")
@@ -493,16 +492,16 @@ def _headed(handle: Any) -> Iterator[str]:
 
 def test_identity_is_the_contents(tmp_path: Path) -> None:
     file = written(tmp_path / "x" / "a.txt", "some text")
-    before = fingerprints([str(file)])[str(file)]
+    before = Sources([str(file)]).fingerprints[str(file)]
     assert before == f"text sha256:{hashlib.sha256(b'some text').hexdigest()}"
     copy = written(tmp_path / "y" / "b", "some text")
-    assert fingerprints([str(copy)])[str(copy)] == before  # wherever it lies
+    assert Sources([str(copy)]).fingerprints[str(copy)] == before  # wherever it lies
     other = written(tmp_path / "y" / "b.jsonl", "some text")
-    assert fingerprints([str(other)])[str(other)] != before  # but not how it is read
+    assert Sources([str(other)]).fingerprints[str(other)] != before  # but not how it is read
     times = file.stat()
     written(file, "same size")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert fingerprints([str(file)])[str(file)] != before
+    assert Sources([str(file)]).fingerprints[str(file)] != before
 
 
 def test_identity_of_a_folder(tmp_path: Path) -> None:
@@ -510,7 +509,7 @@ def test_identity_of_a_folder(tmp_path: Path) -> None:
     written(tmp_path / "b.txt", "two")
 
     def look() -> str:
-        return fingerprints([str(tmp_path)])[str(tmp_path)]
+        return Sources([str(tmp_path)]).fingerprints[str(tmp_path)]
 
     seen = {look()}
     written(tmp_path / ".hidden", "x")
@@ -526,11 +525,11 @@ def test_identity_of_a_folder(tmp_path: Path) -> None:
 
 def test_the_stamp_notices_a_write(tmp_path: Path) -> None:
     file = written(tmp_path / "a.txt", "text")
-    before = file_stats([str(file), "stdlib"])
-    assert file_stats([str(file), "stdlib"]) == before
+    before = Sources([str(file), "stdlib"]).file_stats()
+    assert Sources([str(file), "stdlib"]).file_stats() == before
     with file.open("a") as handle:
         handle.write("more")
-    assert file_stats([str(file), "stdlib"]) != before
+    assert Sources([str(file), "stdlib"]).file_stats() != before
 
 
 def test_options_are_plain() -> None:
@@ -569,17 +568,17 @@ def test_a_genome() -> None:
 def test_the_size_of_text_is_known_where_files_are_text(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("é" * 10)
     (tmp_path / "two").write_text("abc")
-    assert text_bytes([str(tmp_path)]) == 23
-    assert text_bytes([str(tmp_path / "two"), str(tmp_path)]) == 26
-    library = text_bytes(["stdlib"])
+    assert Sources([str(tmp_path)]).text_bytes() == 23
+    assert Sources([str(tmp_path / "two"), str(tmp_path)]).text_bytes() == 26
+    library = Sources(["stdlib"]).text_bytes()
     assert library is not None
-    read = sum(len(piece.text.encode()) for piece in read_documents(["stdlib"], SourceConfig()))
+    read = sum(len(piece.text.encode()) for piece in Sources(["stdlib"]).read_documents(SourceConfig()))
     assert 0.99 * library < read <= library  # a few files of it are in other encodings
     for name in ("three.txt.gz", "three.jsonl"):
         (tmp_path / name).write_bytes(b"x")
-        assert text_bytes([str(tmp_path / name), str(tmp_path / "two")]) is None
-        assert text_bytes([str(tmp_path)]) is None
+        assert Sources([str(tmp_path / name), str(tmp_path / "two")]).text_bytes() is None
+        assert Sources([str(tmp_path)]).text_bytes() is None
         (tmp_path / name).unlink()
-    assert text_bytes(["hub:wikitext"]) is None
+    assert Sources(["hub:wikitext"]).text_bytes() is None
     with pytest.raises(ValueError, match="there is no file or folder"):
-        text_bytes([str(tmp_path / "nowhere")])
+        Sources([str(tmp_path / "nowhere")]).text_bytes()

@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
-from unmask.data.tokenizers.tokenizer import _BPE_EOS_TOKEN, Tokenizer, get_tokenizer
+from unmask.data.tokenizers import Tokenizer, get_tokenizer
+from unmask.data.tokenizers.tokenizer import _BPE_EOS_TOKEN
 from unmask.data.tokenizers.unknown_stats import UnknownStats
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
@@ -289,7 +290,7 @@ def test_text_cannot_fake_the_end_of_a_document(tmp_path: Path) -> None:
 
 def test_bpe_is_the_same_in_every_process() -> None:
     code = (
-        "import sys; from unmask.data.tokenizers.tokenizer import Tokenizer;"
+        "import sys; from unmask.data.tokenizers import Tokenizer;"
         "print(Tokenizer.train_bpe(iter(sys.argv[1:]), 400).digest)"
     )
     texts = [PROSE, "another text"]
@@ -410,7 +411,7 @@ def test_unknown_names(name: str, message: str) -> None:
 def hub(home: Path, code: str) -> str:
     """Run code where the hub is a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from unmask.data.tokenizers.tokenizer import get_tokenizer\n{code}"],
+        [sys.executable, "-c", f"from unmask.data.tokenizers import get_tokenizer\n{code}"],
         env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
         check=True,
         capture_output=True,

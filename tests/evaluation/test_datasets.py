@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from unmask.data.corpus.corpus import PrepareConfig, prepare
-from unmask.data.sources import SourceConfig
+from unmask.data.corpus import PrepareConfig, prepare
+from unmask.data.readers import SourceConfig
 from unmask.evaluation.datasets import DATASETS, ResolvedDataset, resolve_dataset
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -61,7 +61,7 @@ def fetched_texts(name: str, tmp_path: Path) -> list[str]:
         ("lambada", "lambada/test.txt", "“a” b\n", ['\n"a" b']),
         ("lambada:raw", "lambada_test.jsonl", json_rows({"text": "“a” b"}), ["“a” b"]),
         ("ag_news", "ag_news/test.csv", '"3","Ttl","Its ""text"""\n', ['Ttl Its "text"']),
-        ("ag_news", "ag_news/test.csv", '"3","Ttl","a\r\nb"\r\n', ["Ttl a\r\nb"]),
+        ("ag_news", "ag_news/test.csv", '"3","Ttl","a\r\nb"\r\n', ["Ttl a\nb"]),
         ("ag_news", "ag_news/test.csv", "class,title,text\n3,Ttl,Txt\n", ["Ttl Txt"]),
         ("ag_news", "ag_news.csv", "Class Index,Title,Description\n3,Ttl,Txt\n", ["Ttl Txt"]),
         ("ag_news", "ag_news/test.jsonl", json_rows({"text": "Ttl Txt", "label": 3}), ["Ttl Txt"]),
@@ -183,31 +183,31 @@ def test_long_rows_and_lines(tmp_path: Path) -> None:
             "ptb",
             "ptb.jsonl",
             '{"sentence": "a"}\n{"x": 1}',
-            r"row 2 has no column 'sentence' or 'text'; it has 'x'$",
+            r"line 2 has no field 'sentence' or 'text'; it has 'x'$",
         ),
-        ("ptb", "ptb.jsonl", '{"text": "a"}\n{', r"ptb\.jsonl cannot be read: line 2 is not valid JSON, "),
+        ("ptb", "ptb.jsonl", '{"text": "a"}\n{', r"ptb\.jsonl line 2 is not valid JSON: "),
         ("ptb", "ptb.jsonl", "[]", r"line 1 must hold a JSON object; got list$"),
-        ("ptb", "ptb.jsonl", '{"text": 1}', r"ptb\.jsonl row 1 has int in 'text' where a text is expected$"),
+        ("ptb", "ptb.jsonl", '{"text": 1}', r"ptb\.jsonl line 1 has int in 'text' where a text is expected$"),
         (
             "ptb",
             "ptb.jsonl",
             '{"text": "\\ud800"}',
-            r"row 1 has '\\ud800' in its text, which is half a character$",
+            r"line 1 has '\\ud800' in its text, which is half a character$",
         ),
         (
             "ag_news",
             "ag_news.csv",
             "1,a,b\n1,a\n",
-            r"ag_news\.csv cannot be read: line 2 has 2 columns and not 3$",
+            r"ag_news\.csv line 2 has 2 columns and so no column 3$",
         ),
         (
             "ag_news",
             "ag_news.csv",
             'x,y,z\n1,a,b"\n',
-            r"no column 'title' and 'text' or .*; it has 'x', 'y', 'z'$",
+            r"no column 'title' and 'text' or .*; its first line has 'x', 'y', 'z' ",
         ),
-        ("ag_news", "ag_news.csv", '1,a,"b', r"ag_news\.csv cannot be read: unexpected end of data$"),
-        ("ag_news", "ag_news.parquet", "PAR1", r"ag_news\.parquet cannot be read: "),
+        ("ag_news", "ag_news.csv", '1,a,"b', r"ag_news\.csv line 1 is not a row of a table: unexpected end of data$"),
+        ("ag_news", "ag_news.parquet", "PAR1", r"ag_news\.parquet is not a parquet file that can be read: "),
     ],
 )
 def test_what_cannot_be_is_told_in_one_sentence(
@@ -225,7 +225,7 @@ def test_text_that_is_not_utf8_and_a_folder_that_is_none(tmp_path: Path) -> None
         (tmp_path / "sets" / name).write_bytes(b'{"text": "\xff"}\n')
     with pytest.raises(ValueError, match=r"ptb\.txt is not UTF-8: byte 0xff"):
         fetched_texts("ptb", tmp_path)
-    with pytest.raises(ValueError, match=r"lambada\.jsonl cannot be read: 'utf-8' codec"):
+    with pytest.raises(ValueError, match=r"lambada\.jsonl is not UTF-8: byte 0xff"):
         fetched_texts("lambada", tmp_path)
     with pytest.raises(ValueError, match=r"ptb\.txt is not a folder; text sets were to be found in it$"):
         resolve_dataset("ptb", tmp_path, tmp_path / "sets/ptb.txt")
@@ -255,7 +255,7 @@ def test_without_a_folder_sets_come_from_the_hub(hub: Path, tmp_path: Path) -> N
     assert documents(resolve_dataset("ptb:validation", tmp_path / "scratch")) == ["held out"]
     wikitext = resolve_dataset("wikitext2", tmp_path / "scratch")
     assert (documents(wikitext), wikitext.num_words) == ([" a, b\n"], 3 + 2)
-    with pytest.raises(ValueError, match=r"^the data set .*wikitext2 cannot be read: .*validation"):
+    with pytest.raises(ValueError, match=r"^the data set .*wikitext2 cannot be loaded: .*validation"):
         resolve_dataset("wikitext2:validation", tmp_path / "scratch")
 
 

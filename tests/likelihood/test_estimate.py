@@ -12,8 +12,8 @@ import torch
 import tiny_models
 from oracle import LINEAR, continuous_bound, random_table
 from unmask import D3PM, MDLM, Batch, LanguageModel, NextToken, Tokenizer
-from unmask.data.loader.loader import Loader, Wrapped
-from unmask.data.text_stats import TextStats
+from unmask.data.corpus import TextStats
+from unmask.data.loader import Loader, Wrapped
 from unmask.diffusion.time_sampling import ClippedTimes
 from unmask.likelihood.estimate import _low_variance_objective, score_corpus, score_sequence
 from unmask.likelihood.score import TIME_BINS, Score, combine_scores

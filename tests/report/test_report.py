@@ -15,8 +15,8 @@ import pytest
 
 import unmask
 from unmask.backbones.dit import DiTConfig
-from unmask.data.corpus.corpus import Corpus, PrepareConfig
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.corpus import Corpus, PrepareConfig
+from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, run_experiment
 from unmask.likelihood.estimate import score_corpus

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tiny_models
-from unmask.data.loader.loader import Loader, Wrapped
+from unmask.data.loader import Loader, Wrapped
 from unmask.likelihood.estimate import score_corpus
 from unmask.objectives import D3PM, MDLM, SEDD, NextToken, UniformDiffusion
 from unmask.report.step_bounds import _discretize, _is_weighted_nll, _ShiftedDenoiser, why_no_step_bounds

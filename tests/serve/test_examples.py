@@ -9,7 +9,7 @@ import pytest
 
 from live_server import language_model, live_server
 from unmask import BlockDiffusion, NextToken, Tokenizer
-from unmask.data.tokenizers.tokenizer import get_tokenizer
+from unmask.data.tokenizers import get_tokenizer
 from unmask.objectives import AnyObjective, UniformDiffusion
 from unmask.sampling.canvas import parse_template
 from unmask.serve.examples import example_templates

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from unmask import MDLM, DiTConfig, ModelConfig, TimeConditioning, Vocab
 from unmask.backbones.dit import LlamaBlock, LocalInit
 from unmask.config import from_json, to_json
-from unmask.data.loader.loader import Loader, PromptCompletionRows
+from unmask.data.loader import Loader, PromptCompletionRows
 from unmask.distributed import Distributed, init_distributed
 from unmask.training.lora import LoRA, merge_lora
 from unmask.training.optim import AdamW, AnyOptimizer, Muon

@@ -24,7 +24,7 @@ from unmask.cli.generate import SamplerName, sampler_steps
 from unmask.cli.table import format_with_error, print_table
 
 if TYPE_CHECKING:
-    from unmask.data.corpus.corpus import Corpus
+    from unmask.data.corpus import Corpus
     from unmask.evaluation.datasets import ResolvedDataset
     from unmask.evaluation.sample_metrics import SampleMetrics
     from unmask.likelihood.score import Score
@@ -132,7 +132,7 @@ def evaluate(
         seed: Of the times and masks.
     """
     from unmask.cli.progress import progress
-    from unmask.data.sources import SourceConfig
+    from unmask.data.readers import SourceConfig
     from unmask.evaluation.evaluate import (
         EvalConfig,
         eval_layout,
@@ -267,7 +267,7 @@ def _resolve_datasets(
     sources: tuple[str, ...], scratch: Path, folder: Path | None, options: object
 ) -> tuple[list[ResolvedDataset], dict[str, str]]:
     """All texts, before any is measured; of the paper's seven, those that are not to be had are named."""
-    from unmask.data.sources import SourceConfig
+    from unmask.data.readers import SourceConfig
     from unmask.evaluation.datasets import MDLM_ZERO_SHOT, resolve_dataset
 
     assert isinstance(options, SourceConfig)

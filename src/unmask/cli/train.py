@@ -77,11 +77,9 @@ def prepare(
         allow_unknown: Take text even if much of it is unknown to the tokenizer.
     """
     from unmask.cli.progress import progress
-    from unmask.data.corpus.corpus import PrepareConfig
-    from unmask.data.corpus.corpus import prepare as prepare_corpus
-    from unmask.data.corpus.describe import describe_corpus
-    from unmask.data.readers.records import AnyPairFormat, ChatRecord, PromptCompletion
-    from unmask.data.sources import SourceConfig, text_bytes
+    from unmask.data.corpus import PrepareConfig
+    from unmask.data.corpus import prepare as prepare_corpus
+    from unmask.data.readers import AnyPairFormat, ChatRecord, PromptCompletion, SourceConfig, Sources
 
     part = _parse_shard(shard)
     if (prompt is None) != (completion is None) or (messages is not None and prompt is not None):
@@ -92,7 +90,7 @@ def prepare(
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
     source = SourceConfig(lines, field, column, pairs, encoding, delimiter)
     options = PrepareConfig(source, validation_fraction, part, allow_unknown)
-    size = text_bytes(sources)
+    size = Sources(sources).text_bytes()
     total = size // part[1] if size is not None and part is not None else size
     with progress("preparing", total, "bytes") as report:
         corpus = prepare_corpus(sources, out, tokenizer, options, report)
@@ -101,7 +99,7 @@ def prepare(
             f"{name}: {split.num_tokens:,} tokens in {split.num_documents:,} documents,"
             f" {split.text_stats.bytes:,} bytes"
         )
-    for note in describe_corpus(corpus):
+    for note in corpus.describe():
         print(note)
     print(f"vocabulary: {corpus.vocab.size:,} with the mask; in {corpus.folder}")
 
@@ -153,7 +151,7 @@ def train(
         print_config: Print the experiment as JSON, and stop.
     """
     from unmask.cli.progress import progress
-    from unmask.data.sources import text_bytes
+    from unmask.data.readers import Sources
     from unmask.distributed import init_distributed
     from unmask.experiment import OBJECTIVES, run_experiment
     from unmask.training.lora import LoRA
@@ -184,7 +182,7 @@ def train(
     with init_distributed() as where:
         if where.is_main and experiment.layout.length == fitted != recipes_own.layout.length:
             print(f"rows are {fitted} tokens long, which is what {init_from} takes", file=sys.stderr)
-        preparing = progress("preparing", text_bytes(experiment.sources), "bytes", not where.is_main)
+        preparing = progress("preparing", Sources(experiment.sources).text_bytes(), "bytes", not where.is_main)
         finished = run_experiment(experiment, out, where, prepare_progress=preparing, restart=restart)
     if not finished:
         sys.exit(3)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from unmask.data.tokenizers.tokenizer import Tokenizer
+    from unmask.data.tokenizers import Tokenizer
     from unmask.model import Samples
 
 _MASK_GLYPH = "█"

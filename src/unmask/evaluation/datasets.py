@@ -3,7 +3,7 @@
     NAME[:SPLIT][:raw]     a set of `DATASETS`; SPLIT is `test` (if not given) or `validation`;
                            `raw` leaves the text as it is distributed
     a prepared corpus      its held-out part, or all of it if nothing is held out
-    anything else          a source as `unmask.data.sources` takes it, such as a path
+    anything else          a source as `unmask.data.readers.Sources` takes it, such as a path
 
 `resolve_dataset` writes a set's documents as JSON lines and says how to prepare them. A row of a set is a document:
 a line of PTB, WikiText and LM1B, a passage of LAMBADA, an article of AG News, a paper.
@@ -26,11 +26,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from unmask.data import sources
-from unmask.data.corpus.corpus import Corpus, is_corpus
-from unmask.data.sources import SourceConfig
-from unmask.evaluation import dataset_rows as rows
+from unmask.data.corpus import Corpus, is_corpus
+from unmask.data.readers import STDLIB_SOURCE, ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
 from unmask.evaluation import detokenize
+from unmask.io.hub import HUB_PREFIX
 
 __all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]
 
@@ -40,7 +39,7 @@ _PARQUET_REVISION = "refs/convert/parquet"
 
 _NAME_PATTERN = re.compile(rf"(?P<known>\w+)(?::(?P<split>{_TEST}|{_VALIDATION}))?(?P<raw>:raw)?")
 _SPLIT_FILE_NAMES = {_TEST: ("test",), _VALIDATION: ("valid", "validation", "val")}
-_TABLE_SUFFIXES = tuple(rows.TABLE_READERS)
+_TABLE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class EvalDataset:
     config: str | None
     folder_names: tuple[str, ...]
     """Names under which files are looked for, the best first."""
-    columns: rows.ColumnOptions = (("text",),)
+    columns: ColumnOptions = (("text",),)
     row_transform: Callable[[str], str] = str
     """A row of a file to a row as the hub has it."""
     detokenize: Callable[[str], str] = str
@@ -86,8 +85,7 @@ class EvalDataset:
 
     def read_rows(self, file: Path) -> Iterator[str]:
         """The text of each row of a file."""
-        table = rows.TABLE_READERS.get(file.suffix)
-        return rows.row_texts(table(file), self.columns, str(file)) if table else rows.read_lines(file)
+        return read_texts(file, self.columns)
 
     def _file_stems(self, name: str, split: str) -> list[str]:
         words = _SPLIT_FILE_NAMES[split]
@@ -230,11 +228,11 @@ def resolve_dataset(
 
 
 def _resolve_source(name: str, source_config: SourceConfig) -> ResolvedDataset:
-    if name != sources.STDLIB_SOURCE and not name.startswith(sources.HUB_PREFIX) and not Path(name).exists():
+    if name != STDLIB_SOURCE and not name.startswith(HUB_PREFIX) and not Path(name).exists():
         raise ValueError(f"{name!r} is neither a file or folder nor a text set; the sets are {', '.join(DATASETS)}")
     if is_corpus(name):
         return ResolvedDataset(name, name, source_config, name, f"sha256:{Corpus.open(name, verify=False).digest}")
-    return ResolvedDataset(name, name, source_config, name, sources.fingerprints([name])[name])
+    return ResolvedDataset(name, name, source_config, name, Sources([name]).fingerprints[name])
 
 
 def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
@@ -243,8 +241,8 @@ def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tupl
         files = dataset.find_files(split, folder)
         return ", ".join(map(str, files)), chain.from_iterable(map(dataset.read_rows, files))
     origin = " ".join(filter(None, (dataset.hub_id, dataset.config, split)))
-    table = rows.read_hub(dataset.hub_id, dataset.config, split, dataset.revision)
-    return origin, rows.row_texts(table, dataset.columns, origin)
+    hub_dataset = HubDataset(dataset.hub_id, dataset.config, split, dataset.revision)
+    return origin, hub_dataset.read_texts(dataset.columns)
 
 
 def _write_documents(texts: Iterable[str], document: Callable[[str], str], file: Path) -> tuple[int, str]:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from unmask.data.corpus.corpus import Corpus, PrepareConfig, Split, is_corpus, prepare
-from unmask.data.loader.loader import Loader, PerDocument, RowLayout, Wrapped
-from unmask.data.text_stats import TextStats, count_text
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.corpus import Corpus, PrepareConfig, Split, TextStats, is_corpus, prepare
+from unmask.data.loader import Loader, PerDocument, RowLayout, Wrapped
+from unmask.data.tokenizers import Tokenizer
 from unmask.evaluation.datasets import ResolvedDataset
 from unmask.evaluation.reference_model import ReferenceModel
 from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
@@ -83,7 +82,7 @@ def _window_text_stats(tokenizer: Tokenizer | None, text: Split, loader: Loader,
         ]
         last = last - 1 - start  # where documents end, with a separator that is no text
         kept = np.delete(ids, last[ids[last] == tokenizer.eos_id])
-        size += TextStats(*count_text(tokenizer.decode(kept.tolist()), is_last=False))
+        size += TextStats.from_text(tokenizer.decode(kept.tolist()), is_last=False)
     return size
 
 

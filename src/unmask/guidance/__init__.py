@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unmask.data.tokenizers.tokenizer import Tokenizer
+    from unmask.data.tokenizers import Tokenizer
     from unmask.diffusion.denoiser import DenoiserLike
     from unmask.guidance.allowed_tokens import AllowedTokens as AllowedTokens
     from unmask.guidance.classifier import ClassifierFreeGuidance as ClassifierFreeGuidance

@@ -1,1 +1,1 @@
-"""Files: atomic writes, locks, checksums, untrusted JSON."""
+"""Files: atomic replacement, locks, checksums, errors, untrusted files, the hub."""

@@ -1,7 +1,7 @@
-"""The hub: what looks like a name there, and an end at once where it cannot be reached.
+"""The Hugging Face hub: repository names, and failing fast if it cannot be reached.
 
-The libraries that fetch from it try again for half a minute, and say so on the terminal. Whether anybody
-answers is asked first, once and for a few seconds; if nobody does, they look into their caches only.
+The libraries that download from it retry for half a minute and log each attempt. So a connection is tried
+first, for a few seconds; if it fails, the libraries are switched to their caches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _OFFLINE_FLAGS = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.co
 
 
 def parse_repo_id(source: str) -> str | None:
-    """The name on the hub that a text stands for, `hub:NAME` or `ORG/NAME`; None if it is a place here.
+    """The hub name in `hub:NAME` or `ORG/NAME`; None if `source` is a local path.
 
-    A name whose first part is a folder here, or `runs`, where this project puts its models, is a place.
+    It is a local path if its first part is a folder, or `runs`, the default folder of models.
     """
     if source.startswith(HUB_PREFIX):
         return source.removeprefix(HUB_PREFIX)
@@ -43,72 +43,72 @@ def parse_repo_id(source: str) -> str | None:
 
 @contextmanager
 def hub_session(name: str) -> Iterator[bool]:
-    """While a library looks something up: quiet, and offline if the hub does not answer; whether it does.
+    """Silence the hub's libraries, and switch them offline if the hub is unreachable; yields whether it is reachable.
 
-    What is here need not be looked for.
+    A local path counts as reachable.
     """
-    online = Path(name).exists() or is_reachable()
+    online = Path(name).exists() or _is_reachable()
     loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     before = os.environ.get("HF_HUB_OFFLINE")
-    known = [(sys.modules[name], switch) for name, switch in _OFFLINE_FLAGS if name in sys.modules]
-    were = [getattr(module, switch) for module, switch in known]
+    modules = [(sys.modules[name], flag) for name, flag in _OFFLINE_FLAGS if name in sys.modules]
+    old_values = [getattr(module, flag) for module, flag in modules]
     if not online:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported from now on
-        for module, switch in known:
-            setattr(module, switch, True)
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        for module, flag in modules:
+            setattr(module, flag, True)
     try:
         yield online
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         if not online:
-            _restore_offline_flags(before, known, were)
+            _restore_offline_flags(before, modules, old_values)
 
 
 def _restore_offline_flags(
     old_env: str | None, modules: list[tuple[ModuleType, str]], old_values: list[object]
 ) -> None:
-    """What was imported offline must not stay so."""
+    """Also resets modules that were imported while offline."""
     os.environ.pop("HF_HUB_OFFLINE")
     if old_env is not None:
         os.environ["HF_HUB_OFFLINE"] = old_env
-    for (module, switch), value in zip(modules, old_values, strict=True):
-        setattr(module, switch, value)
-    touched = [module for module, _ in modules]
-    for name, switch in _OFFLINE_FLAGS:
-        if name in sys.modules and sys.modules[name] not in touched:
-            setattr(importlib.import_module(name), switch, old_env not in (None, "", "0"))
+    for (module, flag), value in zip(modules, old_values, strict=True):
+        setattr(module, flag, value)
+    restored = [module for module, _ in modules]
+    for name, flag in _OFFLINE_FLAGS:
+        if name in sys.modules and sys.modules[name] not in restored:
+            setattr(importlib.import_module(name), flag, old_env not in (None, "", "0"))
 
 
-def is_reachable() -> bool:
-    """Whether the hub, or the proxy before it, takes a connection within a few seconds."""
+def _is_reachable() -> bool:
+    """Whether the hub accepts a connection within a few seconds; a proxy is trusted."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
-    place = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return True  # who has set one up knows
-    port = place.port or (80 if place.scheme == "http" else 443)
-    if time.monotonic() < _retry_after.get(place.netloc, 0):
+        return True
+    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    if time.monotonic() < _retry_after.get(endpoint.netloc, 0):
         return False
-    answers: list[bool] = []
+    connected: list[bool] = []
 
-    def ask() -> None:
+    def connect() -> None:
         try:
-            socket.create_connection((place.hostname or "", port), timeout=_CONNECT_TIMEOUT_SECONDS).close()
+            socket.create_connection((endpoint.hostname or "", port), timeout=_CONNECT_TIMEOUT_SECONDS).close()
         except OSError:
             return
-        answers.append(True)
+        connected.append(True)
 
-    asking = Thread(target=ask, daemon=True)  # names are looked up without a time limit
-    asking.start()
-    asking.join(_CONNECT_TIMEOUT_SECONDS)
-    if not answers:
-        _retry_after[place.netloc] = time.monotonic() + 10 * _CONNECT_TIMEOUT_SECONDS
-    return bool(answers)
+    thread = Thread(target=connect, daemon=True)  # name resolution has no timeout of its own
+    thread.start()
+    thread.join(_CONNECT_TIMEOUT_SECONDS)
+    if not connected:
+        _retry_after[endpoint.netloc] = time.monotonic() + 10 * _CONNECT_TIMEOUT_SECONDS
+    return bool(connected)
 
 
 _retry_after: dict[str, float] = {}
-"""Until when a place is not asked again: the paper's table has seven sets."""
+"""Until when an unreachable endpoint is not tried again, so that several datasets do not wait several times."""

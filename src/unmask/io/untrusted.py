@@ -1,6 +1,6 @@
-"""Files that strangers wrote: plain files only, of a bounded size, and JSON that is not too deep.
+"""Files from untrusted sources: regular files only, of bounded size, and JSON of bounded depth.
 
-A link to a device, a pipe or a socket is refused without being read: it may have no end, or never begin.
+Devices, pipes and sockets, and links to them, raise without being read: they may be endless or block.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from pathlib import Path
 from typing import Any
 
 MAX_JSON_BYTES = 16 << 20
-"""Bytes of a JSON file. The longest index of published weights has nine million."""
+"""The largest JSON file. The longest index of published weights has nine million bytes."""
 
 _MAX_JSON_DEPTH = 64
-"""Objects and lists within one another."""
+"""The deepest nesting of objects and lists."""
 
 
 def require_regular_file(file: Path) -> os.stat_result:
-    """Refuse what is no plain file, nor a link to one; it is not opened."""
+    """Raise unless it is a regular file or a link to one; it is not opened."""
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         raise ValueError(f"{file.parent} is incomplete: {file.name} is missing") from None
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    _raise_unless_regular(file, found)
-    return found
+    _raise_unless_regular(file, status)
+    return status
 
 
 def read_bytes(file: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """What a plain file of at most so many bytes holds."""
+    """The contents of a regular file of at most `max_bytes` bytes."""
     try:
-        # Without O_NONBLOCK, a pipe that nobody writes to would never be opened.
+        # Without O_NONBLOCK, opening a pipe without a writer would block forever.
         handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise ValueError(f"{file.parent} is incomplete: {file.name} is missing") from None
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        found = os.fstat(handle)
-        _raise_unless_regular(file, found)
-        data = _read_fd(handle, max_bytes + 1) if found.st_size <= max_bytes else None
+        status = os.fstat(handle)
+        _raise_unless_regular(file, status)
+        data = _read_fd(handle, max_bytes + 1) if status.st_size <= max_bytes else None
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     finally:
@@ -53,12 +53,12 @@ def read_bytes(file: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(file: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The JSON of such a file."""
+    """The JSON in a regular file of bounded size."""
     return parse_json(read_bytes(file, max_bytes), str(file))
 
 
 def read_json_object(file: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object of such a file."""
+    """The JSON object in a regular file of bounded size."""
     data = read_json(file, max_bytes)
     if not isinstance(data, dict):
         raise ValueError(f"{file} must hold a JSON object; got {type(data).__name__}")
@@ -66,7 +66,7 @@ def read_json_object(file: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
 
 
 def parse_json(text: bytes, where: str) -> Any:
-    """JSON from bytes; `where` they are from, for errors."""
+    """JSON from bytes; `where` they are from, for error messages."""
     try:
         data = json.loads(text.decode("utf-8"))
     except RecursionError:
@@ -79,7 +79,7 @@ def parse_json(text: bytes, where: str) -> Any:
 
 
 def _read_fd(fd: int, max_bytes: int) -> bytes:
-    """So many bytes, or all; files of /proc do not say how many there are."""
+    """At most `max_bytes` bytes; files in /proc report no size."""
     parts, left = [], max_bytes
     while left and (part := os.read(fd, min(left, 1 << 20))):
         parts.append(part)

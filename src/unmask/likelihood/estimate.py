@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unmask.data.loader.loader import Loader
-from unmask.data.text_stats import TextStats
+from unmask.data.corpus import TextStats
+from unmask.data.loader import Loader
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.process import LeftToRight, Masking
 from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unmask.data.text_stats import TextStats
+from unmask.data.corpus import TextStats
 
 TIME_BINS = 20
 """Equal parts of the time from t = 0 to 1 by which nats are told apart."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
 from unmask.config import lookup
-from unmask.data.text_stats import TextStats
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.corpus import TextStats
+from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.types import Tokens
 
 _MAX_SHOWN_TEXTS, _MAX_SHOWN_CHARS = 4, 60

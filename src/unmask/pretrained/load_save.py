@@ -21,8 +21,9 @@ from torch import Tensor
 
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
-from unmask.data.tokenizers.tokenizer import Tokenizer
-from unmask.io.atomic import atomic_folder, file_lock
+from unmask.data.tokenizers import Tokenizer
+from unmask.io.atomic import atomic_folder
+from unmask.io.locks import file_lock
 from unmask.io.untrusted import read_json_object, require_regular_file
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer

@@ -17,7 +17,7 @@ from tokenizers import models
 
 from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
 from unmask.model import LanguageModel
 from unmask.objectives.base import Objective

@@ -6,7 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from unmask.io.atomic import atomic_folder, file_lock
+from unmask.io.atomic import atomic_folder
+from unmask.io.locks import file_lock
 from unmask.report.collect import ProgressContext, ReportConfig, collect, no_progress
 
 __all__ = ["ReportConfig", "write_report"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from unmask.config import from_json
-from unmask.data.corpus.corpus import Corpus
+from unmask.data.corpus import Corpus
 from unmask.evaluation.evaluate import EvalConfig, evaluate_corpus, num_windows
 from unmask.experiment import Experiment, load_ema_model
 from unmask.model import LanguageModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from unmask.data.tokenizers.tokenizer import Tokenizer, token_texts
+from unmask.data.tokenizers import Tokenizer, token_texts
 from unmask.hardware.host_memory import check_memory
 from unmask.model import LanguageModel
 from unmask.sampling.canvas import Canvas, blank_canvas

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from unmask.data.corpus.corpus import Corpus
-from unmask.data.loader.loader import Loader, RowLayout
+from unmask.data.corpus import Corpus
+from unmask.data.loader import Loader, RowLayout
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.likelihood.estimate import score_corpus
 from unmask.model import LanguageModel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.serve.schemas import ExampleTemplate
 
 _MAX_EXAMPLES = 4

@@ -11,7 +11,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.guidance.regex.compile_worker import encode_message
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
 from unmask.serve.engine import DeadlineError, InternalError, QueueFullError

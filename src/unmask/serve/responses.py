@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from unmask.data.text_stats import TextStats
+from unmask.data.corpus import TextStats
 from unmask.diffusion.process import LeftToRight
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.serve.jobs import GeneratedSequence, StepEvent, TokenEvent

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unmask.data.tokenizers.tokenizer import REPLACEMENT_CHAR, Tokenizer, token_texts
+from unmask.data.tokenizers import REPLACEMENT_CHAR, Tokenizer, token_texts
 from unmask.sampling.canvas import Template, parse_template
 from unmask.serve.jobs import GeneratedSequence, TokenEvent
 from unmask.serve.schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs

@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from unmask.data.corpus.corpus import Corpus
+from unmask.data.corpus import Corpus
 from unmask.distributed import Distributed
-from unmask.io.atomic import atomic_file, folder_lock
+from unmask.io.atomic import atomic_file
+from unmask.io.locks import folder_lock
 from unmask.io.untrusted import read_json_object
 from unmask.training import checkpoint
 from unmask.training.trainer import Trainer

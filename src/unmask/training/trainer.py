@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from unmask.data.loader.loader import Loader
+from unmask.data.loader import Loader
 from unmask.diffusion.time_sampling import ClippedTimes
 from unmask.distributed import Distributed
 from unmask.hardware.flops import (

@@ -1,4 +1,4 @@
-"""Documents to a corpus folder: sample, train a tokenizer if asked, encode, write."""
+"""Build a corpus folder: train a tokenizer if needed, encode all documents, write token files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from unmask.data.corpus.manifest import (
-    CORPUS_FORMAT,
     MANIFEST_FILE,
     Manifest,
     PrepareConfig,
@@ -18,63 +18,61 @@ from unmask.data.corpus.manifest import (
     TokenizerRecord,
 )
 from unmask.data.corpus.splits import SplitChunk, assign_splits
+from unmask.data.corpus.text_stats import TextStats
 from unmask.data.corpus.token_files import SplitWriter
-from unmask.data.readers.text import CHUNK_CHARS
-from unmask.data.sources import file_stats, fingerprints, read_documents
-from unmask.data.text_stats import count_text
-from unmask.data.tokenizers.fast_encoders import TokenIds
-from unmask.data.tokenizers.tokenizer import MIN_BPE_VOCAB_SIZE, Tokenizer, get_tokenizer
-from unmask.data.tokenizers.unknown_stats import UnknownStats, first_difference
+from unmask.data.readers.sources import Sources
+from unmask.data.readers.text import CHUNK_CHARS, TextChunk
+from unmask.data.tokenizers import MIN_BPE_VOCAB_SIZE, TokenIds, Tokenizer, UnknownStats, get_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 TRAIN_SPLIT, VALID_SPLIT = "train", "valid"
 
 _BATCH_CHARS = 16 * CHUNK_CHARS
-"""Characters that are encoded at a time: enough for all cores, and little to hold."""
+"""Characters per encoded batch: enough work for all cores, and little memory."""
 
 _MAX_BPE_CHARS, _BPE_CHARS_PER_TOKEN = 64 << 20, 1 << 10
-"""Characters that a BPE vocabulary is trained on: at most, and for each of its tokens."""
+"""Characters that a BPE vocabulary is trained on: the maximum, and per token of the vocabulary."""
 
 _ROUND_TRIP_CHARS = 4096
-"""Characters that are decoded again, to see whether the tokenizer keeps a text as it is."""
+"""Characters that are encoded and decoded, to check that the tokenizer keeps a text as it is."""
 
-ProgressFn = Callable[[int], None]
+ProgressFn: TypeAlias = Callable[[int], None]
+"""Called with the bytes of text done so far."""
 
 
 @dataclass(frozen=True)
 class CorpusBuild:
-    """What is to be prepared. `tokenizer` is None if it is to be trained: a BPE of `bpe_size` tokens."""
+    """What is to be prepared. `tokenizer` is None if a BPE of `bpe_vocab_size` tokens is to be trained."""
 
-    sources: tuple[SourceRecord, ...]
-    file_stats: tuple[str, ...]
+    sources: Sources
+    source_records: tuple[SourceRecord, ...]
     tokenizer_name: str
     tokenizer: Tokenizer | None
     bpe_vocab_size: int
     config: PrepareConfig
 
     @classmethod
-    def create(cls, sources: Sequence[str], tokenizer: str, config: PrepareConfig) -> CorpusBuild:
-        """Read the sources once to say what they are."""
-        if not sources:
+    def create(cls, sources: Sequence[str] | Sources, tokenizer: str, config: PrepareConfig) -> CorpusBuild:
+        """Check the request, and hash the sources unless `sources` has done so before."""
+        sources = sources if isinstance(sources, Sources) else Sources(sources)
+        if not sources.names:
             raise ValueError("a corpus needs at least one source, for instance stdlib")
         size = _parse_bpe_size(tokenizer)
         known = None if size else get_tokenizer(tokenizer)
         if config.source.pair_format is not None and known is not None and known.eos_id is None:
             raise ValueError(f"the tokenizer {tokenizer} has no id that ends a text, which pairs need")
-        before = file_stats(sources)
-        what = fingerprints(sources)
-        records = tuple(SourceRecord(name, what[name]) for name in sources)
-        return cls(records, before, tokenizer, known, size, config)
+        records = tuple(SourceRecord(name, sources.fingerprints[name]) for name in sources.names)
+        return cls(sources, records, tokenizer, known, size, config)
 
     def matches(self, manifest: Manifest) -> bool:
-        """Whether preparing would give that corpus again: same text, same options, same tokenizer.
+        """Whether preparing would give that corpus again: same text, same config, same tokenizer.
 
-        A tokenizer is the same if its JSON is; one that is yet to be trained, if its name is, since training
-        is a function of text and options.
+        Tokenizers are the same if their JSON is. One that is yet to be trained is the same if its name is, since
+        training is a function of text and config.
         """
+        fingerprints = [source.fingerprint for source in self.source_records]
         return (
-            manifest.format == CORPUS_FORMAT
-            and [source.fingerprint for source in manifest.sources] == [s.fingerprint for s in self.sources]
+            [source.fingerprint for source in manifest.sources] == fingerprints
             and manifest.prepare == self.config
             and (
                 manifest.tokenizer.name == self.tokenizer_name
@@ -95,87 +93,77 @@ class CorpusBuild:
             )
             unknown = self._encode(tokenizer, (train, valid), progress)
             splits = [writer.close() for writer in dict.fromkeys((train, valid))]
-        names = [source.name for source in self.sources]
-        if file_stats(names) != self.file_stats:
-            raise ValueError(f"{', '.join(names)} changed while it was read; prepare it again")
+        if self.sources.file_stats() != self.sources.stats_before:
+            raise ValueError(f"{', '.join(self.sources.names)} changed while it was read; prepare it again")
         record = TokenizerRecord(self.tokenizer_name, tokenizer.digest, tokenizer.vocab_size, tokenizer.eos_id)
-        manifest = Manifest(self.sources, record, self.config, tokenizer.dtype.name, tuple(splits), unknown=unknown)
+        dtype = tokenizer.dtype.name
+        manifest = Manifest(self.source_records, record, self.config, dtype, tuple(splits), unknown=unknown)
         manifest.write(folder / MANIFEST_FILE)
 
     def _encode(
         self, tokenizer: Tokenizer, writers: tuple[SplitWriter, SplitWriter], progress: ProgressFn | None
     ) -> UnknownStats:
-        """Write the ids of all documents; what of them is unknown, which may refuse them."""
-        separator = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], tokenizer.dtype)
-        before: SplitChunk | None = None
-        unknown, done = UnknownStats(), 0
+        """Write the ids of all documents; return what is unknown, and raise if it is too much."""
+        eos = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], tokenizer.dtype)
+        previous: SplitChunk | None = None
+        unknown, num_bytes = UnknownStats(), 0
         for batch in _batches(self._split_chunks(this_shard=True)):
-            ids, more = _encode_batch(batch, tokenizer)
-            unknown += (
-                more
-                if done
-                else replace(more, round_trip_difference=_round_trip_difference(batch[0].chunk.text, tokenizer))
-            )
+            ids, batch_unknown = _encode_batch(batch, tokenizer)
+            if previous is None:
+                difference = _round_trip_difference(batch[0].chunk.text, tokenizer)
+                batch_unknown = replace(batch_unknown, round_trip_difference=difference)
+            unknown += batch_unknown
             self._check_unknown(unknown, tokenizer)
-            for each in batch:
-                piece, writer = each.chunk, writers[each.held_out]
-                if not each.continues(before):
+            for split_chunk in batch:
+                writer = writers[split_chunk.held_out]
+                if not split_chunk.continues(previous):
                     writer.end_document()
-                *given, text = piece.segments
-                for prompt in given:
-                    done += _add_text(prompt, False, next(ids), writer)
-                    writer.end_prompt()
-                done += _add_text(text, piece.is_last, next(ids), writer)
-                if piece.is_last:
-                    writer.append(separator)
-                    writer.end_document()
-                before = each
+                num_bytes += _write_chunk(split_chunk.chunk, ids, writer, eos)
+                previous = split_chunk
             for writer in writers:
                 writer.flush()
             if progress is not None:
-                progress(done)
+                progress(num_bytes)
         return unknown
 
     def _check_unknown(self, unknown: UnknownStats, tokenizer: Tokenizer) -> None:
         if unknown.exceeds_limit and not self.config.allow_unknown:
-            names = ", ".join(source.name for source in self.sources)
             raise ValueError(
-                f"{names}: {tokenizer.unknown_text_message(unknown)}, or prepare it all the same with --allow-unknown"
-                " (a"
-                " setting: prepare.allow_unknown=true)"
+                f"{', '.join(self.sources.names)}: {tokenizer.unknown_text_message(unknown)}, or prepare it all the"
+                " same with --allow-unknown (a setting: prepare.allow_unknown=true)"
             )
 
     def _split_chunks(self, this_shard: bool) -> Iterator[SplitChunk]:
-        """The pieces of the whole corpus or, if `own`, of the documents of this shard."""
-        pieces = read_documents([source.name for source in self.sources], self.config.source)
-        placed = assign_splits(pieces, self.config.validation_fraction)
+        """The chunks of the whole corpus or, if `this_shard`, of the documents of this shard."""
+        chunks = assign_splits(self.sources.read_documents(self.config.source), self.config.validation_fraction)
         if self.config.shard is None or not this_shard:
-            return placed
+            return chunks
         i, n = self.config.shard
-        return (each for each in placed if each.document_index % n == i)
+        return (chunk for chunk in chunks if chunk.document_index % n == i)
 
     def _bpe_texts(self) -> Iterator[str]:
-        """Texts to train a tokenizer on: the same for all shards, and nothing that is held out."""
-        budget = min(_MAX_BPE_CHARS, _BPE_CHARS_PER_TOKEN * self.bpe_vocab_size)
-        training = (each.chunk for each in self._split_chunks(this_shard=False) if not each.held_out)
-        return iter(_subsample((text for piece in training for text in piece.segments), budget))
+        """Texts to train a tokenizer on: the same for all shards, and none that is held out."""
+        max_chars = min(_MAX_BPE_CHARS, _BPE_CHARS_PER_TOKEN * self.bpe_vocab_size)
+        chunks = self._split_chunks(this_shard=False)
+        texts = (text for chunk, held_out, _ in chunks if not held_out for text in chunk.segments)
+        return iter(_subsample(texts, max_chars))
 
 
 def _subsample(texts: Iterable[str], max_chars: int) -> list[str]:
-    """At most `budget` characters, evenly from all texts whatever their number, in one pass."""
-    kept: list[tuple[int, str]] = []
+    """At most `max_chars` characters, spread evenly over any number of texts, in one pass."""
+    sample: list[tuple[int, str]] = []
     size, limit = 0, 1 << 64
     for number, text in enumerate(texts):
-        rank = number * 0xD1B54A32D192ED03 % (1 << 64)  # an irrational share of a turn: ranks spread evenly
+        rank = number * 0xD1B54A32D192ED03 % (1 << 64)  # multiples of an irrational number: ranks spread evenly
         if rank >= limit:
             continue
-        kept.append((rank, text))
+        sample.append((rank, text))
         size += len(text)
-        while size > max_chars and len(kept) > 1:
+        while size > max_chars and len(sample) > 1:
             limit //= 2
-            kept = [(each, text) for each, text in kept if each < limit]
-            size = sum(len(text) for _, text in kept)
-    return [text for _, text in kept]
+            sample = [(rank, text) for rank, text in sample if rank < limit]
+            size = sum(len(text) for _, text in sample)
+    return [text for _, text in sample]
 
 
 def _parse_bpe_size(name: str) -> int:
@@ -188,19 +176,33 @@ def _parse_bpe_size(name: str) -> int:
     return int(size)
 
 
-def _add_text(text: str, is_last: bool, ids: TokenIds, writer: SplitWriter) -> int:
-    """Add a text to its document; the bytes that it has."""
-    size = count_text(text, is_last)
-    writer.append(ids, *size)
-    return size[0]
+def _write_chunk(chunk: TextChunk, ids: Iterator[TokenIds], writer: SplitWriter, eos: TokenIds) -> int:
+    """Write the ids of a chunk's segments; return the bytes of its text."""
+    num_bytes = 0
+    *prompts, text = chunk.segments
+    for prompt in prompts:
+        num_bytes += _write_text(prompt, False, next(ids), writer)
+        writer.end_prompt()
+    num_bytes += _write_text(text, chunk.is_last, next(ids), writer)
+    if chunk.is_last:
+        writer.append(eos)
+        writer.end_document()
+    return num_bytes
+
+
+def _write_text(text: str, is_last: bool, ids: TokenIds, writer: SplitWriter) -> int:
+    """Add a text to its document; return its bytes."""
+    stats = TextStats.from_text(text, is_last)
+    writer.append(ids, stats)
+    return stats.bytes
 
 
 def _batches(chunks: Iterable[SplitChunk]) -> Iterator[list[SplitChunk]]:
     batch: list[SplitChunk] = []
     size = 0
-    for each in chunks:
-        batch.append(each)
-        size += len(each.chunk.text)
+    for split_chunk in chunks:
+        batch.append(split_chunk)
+        size += len(split_chunk.chunk.text)
         if size >= _BATCH_CHARS:
             yield batch
             batch, size = [], 0
@@ -209,23 +211,31 @@ def _batches(chunks: Iterable[SplitChunk]) -> Iterator[list[SplitChunk]]:
 
 
 def _encode_batch(batch: list[SplitChunk], tokenizer: Tokenizer) -> tuple[Iterator[TokenIds], UnknownStats]:
-    """The ids of each part of each piece, and what of them is unknown."""
+    """The ids of each segment of each chunk, and how much of the text is unknown."""
+    chunks = [split_chunk.chunk for split_chunk in batch]
     try:
-        ids, unknown = tokenizer.encode_batch_with_stats([text for each in batch for text in each.chunk.segments])
+        ids, unknown = tokenizer.encode_batch_with_stats([text for chunk in chunks for text in chunk.segments])
     except ValueError:
-        for each in batch:  # slowly again, to say where it was
+        for chunk in chunks:  # encode one by one, to find the document
             try:
-                tokenizer.encode_batch(each.chunk.segments)
+                tokenizer.encode_batch(chunk.segments)
             except ValueError as error:
-                raise ValueError(f"{each.chunk.source}: {error}") from None
+                raise ValueError(f"{chunk.source}: {error}") from None
         raise
     return iter(ids), unknown
 
 
 def _round_trip_difference(text: str, tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """How the beginning of a text is changed by encoding and decoding it, if nothing in it is unknown."""
+    """Where encoding and decoding first change the beginning of a text, white space aside: before and after.
+
+    None if nothing changes, or if characters are unknown, which are counted elsewhere.
+    """
     start = text[:_ROUND_TRIP_CHARS]
     (ids,), unknown = tokenizer.encode_batch_with_stats([start])
-    if unknown.num_unknown or unknown.num_ambiguous:
+    before, after = "".join(start.split()), "".join(tokenizer.decode(ids.tolist()).split())
+    if unknown.num_unknown or unknown.num_ambiguous or before == after:
         return None
-    return first_difference(start, tokenizer.decode(ids.tolist()))
+    length = min(len(before), len(after))
+    position = next((i for i in range(length) if before[i] != after[i]), length)
+    first = max(0, position - 4)
+    return before[first : first + 16], after[first : first + 16]

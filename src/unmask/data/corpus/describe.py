@@ -10,7 +10,7 @@ from unmask.data.corpus.build import TRAIN_SPLIT, VALID_SPLIT
 
 if TYPE_CHECKING:
     from unmask.data.corpus.corpus import Corpus
-    from unmask.data.loader.loader import RowLayout
+    from unmask.data.loader import RowLayout
 
 
 def describe_corpus(corpus: Corpus, layout: RowLayout | None = None) -> list[str]:
@@ -41,7 +41,7 @@ def _pair_summary(corpus: Corpus, layout: RowLayout | None) -> list[str]:
             f"pairs: half have at most {int(np.median(lengths)):,} tokens, the longest has"
             f" {int(lengths.max()):,}; training cuts those that are longer than its rows"
         ]
-    from unmask.data.loader.loader import (
+    from unmask.data.loader import (
         PromptCompletionRows,
     )  # torch takes a second to import, and preparing does not need it
     from unmask.data.loader.prompt_completion import PairBatcher

@@ -1,4 +1,4 @@
-"""What a prepared corpus says about itself: where its text came from, its encoding, its files."""
+"""The manifest of a corpus: where its text came from, how it was encoded, its files."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from pathlib import Path
 
 from unmask.config import from_json, to_json
 from unmask.data.corpus.token_files import SplitRecord
-from unmask.data.sources import SourceConfig
+from unmask.data.readers import SourceConfig
 from unmask.data.tokenizers.unknown_stats import UnknownStats
 from unmask.io.untrusted import parse_json, read_bytes
 
 CORPUS_FORMAT = "unmask-corpus-4"
-"""Changes whenever the same request would give other files."""
-_READABLE_FORMATS = (CORPUS_FORMAT, "unmask-corpus-2")
-"""Formats that can still be read: in 2, other documents of small corpora were held out."""
+"""Changes whenever the same sources and config would give other files."""
+_DIGEST_FORMAT = "unmask-corpus-2"
+"""The format that introduced the digest, and part of it: a new format does not change the digest of old ids."""
 
 MANIFEST_FILE = "manifest.json"
 _CHECKSUM_KEY = "sha256"
-"""The field of the manifest that holds the SHA-256 of the manifest without it."""
+"""The field with the SHA-256 of the rest of the manifest."""
 _MAX_MANIFEST_BYTES = 1 << 28
-"""Bytes of a manifest, which names every file that the text came from."""
+"""The largest manifest that is read; it names every token file."""
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """How text becomes a corpus."""
+    """How a corpus is prepared from text."""
 
     source: SourceConfig = SourceConfig()
     """How documents are found in files."""
     validation_fraction: float = 0.05
-    """The part of the text that is held out for validation."""
+    """The fraction of the text that is held out for validation."""
     shard: tuple[int, int] | None = None
-    """(i, n): only every n-th document from the i-th on, i from 0; the n parts join by themselves."""
+    """(i, n): prepare only shard i of n, counted from 0; the last shard to be prepared merges all of them."""
     allow_unknown: bool = False
-    """Text is taken even if much of it is unknown to the tokenizer."""
+    """Accept text of which more than 5 % is unknown to the tokenizer."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:
@@ -47,13 +47,13 @@ class PrepareConfig:
 
     @property
     def unsharded(self) -> PrepareConfig:
-        """The same for all shards."""
+        """The config without the shard."""
         return replace(self, shard=None)
 
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source as it was named, and what it was."""
+    """A source: its name, and the fingerprint of its contents."""
 
     name: str
     fingerprint: str
@@ -61,7 +61,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class TokenizerRecord:
-    """A tokenizer as it was named, and what it was."""
+    """A tokenizer: its name, the SHA-256 of its JSON, and its ids."""
 
     name: str
     digest: str
@@ -71,9 +71,10 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All about a corpus but its ids. `parts`: of how many it was joined; their files stay where they are.
+    """Everything about a corpus except its ids.
 
-    `unknown`: what of the text the tokenizer has no token for.
+    `num_shards`: how many shards were merged; their files stay in their folders. `unknown`: characters that the
+    tokenizer has no token for.
     """
 
     sources: tuple[SourceRecord, ...]
@@ -91,9 +92,9 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what a reader gets: tokenizer and ids, and not where they came from."""
+        """The SHA-256 of tokenizer and ids, and not of where they came from."""
         contents: list[object] = [
-            _READABLE_FORMATS[-1],
+            _DIGEST_FORMAT,
             self.dtype,
             self.tokenizer.digest,
             self.tokenizer.eos_id,
@@ -104,15 +105,15 @@ class Manifest:
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
     def write(self, file: Path) -> None:
-        """As JSON, with the SHA-256 of all that stands there beside it."""
+        """Write it as JSON, with the SHA-256 of everything else in it."""
         plain = json.dumps({**to_json(self), _CHECKSUM_KEY: ""}, indent=2) + "\n"
         empty = f'"{_CHECKSUM_KEY}": ""'
-        sealed = f'{empty[:-1]}{_sha256(plain.encode())}"'
-        file.write_text(sealed.join(plain.rsplit(empty, 1)), encoding="utf-8")
+        filled = f'{empty[:-1]}{hashlib.sha256(plain.encode()).hexdigest()}"'
+        file.write_text(filled.join(plain.rsplit(empty, 1)), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a corpus folder; refused if it is missing, damaged or of another format."""
+        """The manifest of a corpus folder; raises if it is missing, damaged or of another format."""
         file = folder / MANIFEST_FILE
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; `unmask prepare` makes a corpus folder")
@@ -123,14 +124,10 @@ class Manifest:
             data = parse_json(written, MANIFEST_FILE)
         except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
-        if not isinstance(data, dict) or data.get("format") not in _READABLE_FORMATS:
-            raise ValueError(f"{file} is not in the format {CORPUS_FORMAT!r} that is known here; prepare it again")
-        seal = data.pop(_CHECKSUM_KEY, None)  # which corpora of earlier versions lack
+        if not isinstance(data, dict) or data.get("format") != CORPUS_FORMAT:
+            raise ValueError(f"{file} is not in the format {CORPUS_FORMAT!r} of this version: prepare the corpus again")
+        checksum = data.pop(_CHECKSUM_KEY, None)
         manifest: Manifest = from_json(cls, data, str(file))
-        if seal is not None and seal != _sha256(written.replace(str(seal).encode(), b"")):
+        if checksum != hashlib.sha256(written.replace(str(checksum).encode(), b"")).hexdigest():
             raise ValueError(f"{file} is damaged: its SHA-256 is not the one that it states; prepare it again")
         return manifest
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -1,10 +1,9 @@
-"""A split on disk: shards of token ids, little-endian, and where each document ends."""
+"""A split on disk: files of token ids, little-endian, and the end of each document."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.data.text_stats import TextStats
-from unmask.data.tokenizers.fast_encoders import TokenIds
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.corpus.text_stats import TextStats
+from unmask.data.tokenizers import TokenIds, Tokenizer
+from unmask.io.checksums import sha256_of_file
 
 _MAX_TOKEN_FILE_BYTES = 1 << 28
-_MERGE_CHUNK_SIZE = 1 << 20
 INDEX_DTYPE = np.dtype("<i8")
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -28,7 +26,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of `count` numbers."""
+    """A file of `count` integers."""
 
     file: str
     count: int
@@ -39,7 +37,7 @@ class FileRecord:
             raise ValueError(f"{self.file!r} lies outside the corpus folder")
 
     def check_size(self, folder: Path, itemsize: int) -> None:
-        """Refuse a file that is missing or of another size."""
+        """Raise if the file is missing or has another size."""
         path = folder / self.file
         if not path.is_file():
             raise ValueError(f"{folder} is incomplete: {self.file} is missing; prepare it again")
@@ -50,26 +48,15 @@ class FileRecord:
             )
 
     def is_intact(self, folder: Path) -> bool:
-        """Whether its contents are what was written."""
-        with (folder / self.file).open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest() == self.sha256
-
-
-def verify_checksums(folder: Path, records: Sequence[FileRecord]) -> None:
-    """Refuse files of another SHA-256, as fast as they can be read: hashing leaves other threads alone."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for record, whole in zip(records, threads.map(lambda each: each.is_intact(folder), records), strict=True):
-            if not whole:
-                raise ValueError(
-                    f"{folder / record.file} is damaged: its SHA-256 is not the one in the manifest; prepare it again"
-                )
+        """Whether the SHA-256 of the file is that of what was written."""
+        return sha256_of_file(folder / self.file) == self.sha256
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """What the manifest knows of a split; `text` is the size of its text, without separators.
+    """A split in the manifest. `text_stats` is the size of its text, without separators.
 
-    `given`: how many tokens of each document are its prompt, in a corpus of pairs.
+    `prompt_lengths`: tokens of each document's prompt, in a corpus of prompt-completion pairs.
     """
 
     name: str
@@ -87,13 +74,25 @@ class SplitRecord:
 
     @property
     def document_files(self) -> tuple[FileRecord, ...]:
-        """The files with a number for each document."""
+        """The files with one number per document."""
         return (self.document_ends,) if self.prompt_lengths is None else (self.document_ends, self.prompt_lengths)
+
+    def verify(self, folder: Path, *, documents_only: bool = False) -> None:
+        """Raise if the SHA-256 of a file is not that in the manifest; files are hashed in parallel threads."""
+        records = self.document_files if documents_only else (*self.document_files, *self.token_files)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            intact = threads.map(lambda record: record.is_intact(folder), records)
+            for record, is_intact in zip(records, intact, strict=True):
+                if not is_intact:
+                    raise ValueError(
+                        f"{folder / record.file} is damaged: its SHA-256 is not the one in the manifest;"
+                        " prepare it again"
+                    )
 
 
 @dataclass(frozen=True)
 class Split:
-    """The documents of a split, one after the other; only what is read is loaded."""
+    """The concatenated documents of a split, memory-mapped."""
 
     folder: Path
     dtype: np.dtype[Any]
@@ -101,12 +100,12 @@ class Split:
 
     @property
     def num_tokens(self) -> int:
-        """How many there are, separators included."""
+        """Tokens, separators included."""
         return self.record.num_tokens
 
     @property
     def num_documents(self) -> int:
-        """How many there are; the stretches of a document that was cut by the split count each."""
+        """Documents; the parts of a document that was divided between splits count separately."""
         return self.record.num_documents
 
     @property
@@ -116,12 +115,12 @@ class Split:
 
     @property
     def document_ends(self) -> IntArray:
-        """Where each document ends (exclusive), its separator included."""
+        """The end of each document (exclusive), its separator included."""
         return _memmap(self.folder / self.record.document_ends.file, INDEX_DTYPE, self.record.document_ends)
 
     @property
     def prompt_lengths(self) -> IntArray | None:
-        """How many tokens of each document are its prompt; None where documents are no pairs."""
+        """Tokens of each document's prompt; None if documents are not prompt-completion pairs."""
         record = self.record.prompt_lengths
         return None if record is None else _memmap(self.folder / record.file, INDEX_DTYPE, record)
 
@@ -144,23 +143,23 @@ class Split:
 
     @cached_property
     def _file_starts(self) -> IntArray:
-        """The number of each shard's first token."""
+        """The index of each file's first token."""
         return np.cumsum([0, *(shard.count for shard in self.record.token_files)], dtype=np.int64)[:-1]
 
 
-# Every map holds a file open, and a corpus may have more shards than a process may open files. The record is
-# part of the key, so that a corpus that was prepared anew is not read from its old files.
+# Every memory map keeps a file open, and a corpus may have more files than a process may open. The record is
+# part of the key, so that a corpus that was prepared again is not read from its old files.
 @lru_cache(maxsize=128)
 def _memmap(path: Path, dtype: np.dtype[Any], record: FileRecord) -> NDArray[Any]:
-    if record.count == 0:  # which cannot be mapped
+    if record.count == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype, mode="r", shape=(record.count,))
 
 
 class SplitWriter:
-    """Writes a split's files into a folder, in one pass; `files` closes them if it is not finished.
+    """Writes a split's files into a folder in one pass; `files` closes them after an error.
 
-    Of `pairs`, it is kept how much of each document is given.
+    `pairs`: also write the prompt length of each document.
     """
 
     def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, files: ExitStack, pairs: bool = False) -> None:
@@ -169,34 +168,35 @@ class SplitWriter:
         self._new_ids: list[TokenIds] = []
         self._new_document_ends: list[int] = []
         self._new_prompt_lengths: list[int] = []
-        self._token_file: _ArrayWriter | None = None
+        self._token_file: ArrayWriter | None = None
         self._token_files: list[FileRecord] = []
-        self._document_ends = _ArrayWriter(folder / f"{name}.document_ends.bin", files)
-        self._prompt_lengths = _ArrayWriter(folder / f"{name}.prompt_lengths.bin", files) if pairs else None
+        self._document_ends = ArrayWriter(folder / f"{name}.document_ends.bin", files)
+        self._prompt_lengths = ArrayWriter(folder / f"{name}.prompt_lengths.bin", files) if pairs else None
         self._tokens = self._last_end = self._prompt_end = 0
         self._bytes = self._characters = self._words = 0
 
-    def append(self, ids: TokenIds, num_bytes: int = 0, characters: int = 0, words: int = 0) -> None:
-        """Go on with the document; `size` is in bytes."""
+    def append(self, ids: TokenIds, stats: TextStats | None = None) -> None:
+        """Continue the document with the ids of a text of this size."""
         self._new_ids.append(ids)
         self._tokens += len(ids)
-        self._bytes += num_bytes
-        self._characters += characters
-        self._words += words
+        if stats is not None:
+            self._bytes += stats.bytes
+            self._characters += stats.characters
+            self._words += stats.words
 
     def end_prompt(self) -> None:
-        """What was added of the document so far is given."""
+        """The document's prompt ends here."""
         self._prompt_end = self._tokens
 
     def end_document(self) -> None:
-        """The document ends here, if there is one."""
+        """The document ends here, unless it is empty."""
         if self._tokens > self._last_end:
             self._new_document_ends.append(self._tokens)
             self._new_prompt_lengths.append(max(0, self._prompt_end - self._last_end))
             self._last_end = self._tokens
 
     def flush(self) -> None:
-        """Write what was added: it must not wait for long, for it may be a small part of a large array."""
+        """Write the appended ids: they may be small views that keep a large array alive."""
         if self._new_ids:
             self._write(np.concatenate(self._new_ids))
         self._document_ends.write(np.array(self._new_document_ends, INDEX_DTYPE))
@@ -205,37 +205,37 @@ class SplitWriter:
         self._new_ids, self._new_document_ends, self._new_prompt_lengths = [], [], []
 
     def close(self) -> SplitRecord:
-        """End the last document and say what was written."""
+        """End the last document; return the record of what was written."""
         self.end_document()
         self.flush()
         if self._token_file is not None:
             self._token_files.append(self._token_file.close())
         ends = self._document_ends.close()
-        given = None if self._prompt_lengths is None else self._prompt_lengths.close()
+        prompt_lengths = None if self._prompt_lengths is None else self._prompt_lengths.close()
         text = TextStats(self._bytes, self._characters, self._words)
-        return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._token_files), given)
+        return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._token_files), prompt_lengths)
 
     def _write(self, ids: TokenIds) -> None:
         if len(ids) and int(ids.max()) >= self._mask_id:
             raise ValueError(
-                f"the corpus contains the mask id {self._mask_id}, which stands for a hidden token;"
+                f"the corpus contains the mask id {self._mask_id}, which marks masked tokens;"
                 " use a tokenizer that cannot produce it"
             )
-        longest = _MAX_TOKEN_FILE_BYTES // self._dtype.itemsize
+        max_count = _MAX_TOKEN_FILE_BYTES // self._dtype.itemsize
         while len(ids):
             if self._token_file is None:
                 path = self._folder / f"{self._name}-{len(self._token_files):05d}.bin"
-                self._token_file = _ArrayWriter(path, self._files)
-            room = longest - self._token_file.count
+                self._token_file = ArrayWriter(path, self._files)
+            room = max_count - self._token_file.count
             self._token_file.write(ids[:room].astype(self._dtype, copy=False))
             ids = ids[room:]
-            if self._token_file.count == longest:
+            if self._token_file.count == max_count:
                 self._token_files.append(self._token_file.close())
                 self._token_file = None
 
 
-class _ArrayWriter:
-    """A file of numbers that is hashed while it is written."""
+class ArrayWriter:
+    """A file of integers that is hashed while it is written."""
 
     def __init__(self, path: Path, files: ExitStack) -> None:
         self._path = path
@@ -252,29 +252,3 @@ class _ArrayWriter:
     def close(self) -> FileRecord:
         self._handle.close()
         return FileRecord(self._path.name, self.count, self._sha256.hexdigest())
-
-
-def merge_document_ends(splits: Sequence[Split], path: Path, name: str) -> FileRecord:
-    """Write where the documents end if the splits follow on one another; `name` is what the file will be."""
-    starts = np.cumsum([0, *(split.num_tokens for split in splits)]).tolist()
-    return _merge_arrays(
-        [(split.document_ends, start) for split, start in zip(splits, starts, strict=False)], path, name
-    )
-
-
-def merge_prompt_lengths(splits: Sequence[Split], path: Path, name: str) -> FileRecord:
-    """Write how much of each document is given if the splits, all of pairs, follow on one another."""
-    return _merge_arrays(
-        [(split.prompt_lengths, 0) for split in splits if split.prompt_lengths is not None], path, name
-    )
-
-
-def _merge_arrays(arrays: Sequence[tuple[IntArray, int]], path: Path, name: str) -> FileRecord:
-    """Write the numbers of all parts, each with something added to it."""
-    with ExitStack() as files:
-        joined = _ArrayWriter(path, files)
-        for numbers, more in arrays:
-            for start in range(0, len(numbers), _MERGE_CHUNK_SIZE):
-                joined.write(numbers[start : start + _MERGE_CHUNK_SIZE] + more)
-        written = joined.close()
-    return FileRecord(name, written.count, written.sha256)

@@ -1,1 +1,20 @@
-"""Readers of source files: text, tables, records, FASTA, saved datasets."""
+"""Readers of text sources: files, folders, tables, FASTA, saved datasets, the hub."""
+
+from unmask.data.readers.config import SourceConfig
+from unmask.data.readers.hub_dataset import HubDataset
+from unmask.data.readers.records import AnyPairFormat, ChatRecord, PromptCompletion, render_chat
+from unmask.data.readers.sources import STDLIB_SOURCE, Sources, read_texts
+from unmask.data.readers.tables import ColumnOptions
+
+__all__ = [
+    "STDLIB_SOURCE",
+    "AnyPairFormat",
+    "ChatRecord",
+    "ColumnOptions",
+    "HubDataset",
+    "PromptCompletion",
+    "SourceConfig",
+    "Sources",
+    "read_texts",
+    "render_chat",
+]

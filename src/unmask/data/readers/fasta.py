@@ -1,4 +1,4 @@
-"""Files of biological sequences to documents: FASTA and FASTQ, one document a record."""
+"""Biological sequences: FASTA and FASTQ, one document per record."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ from unmask.data.readers.text import (
     numbered_lines,
 )
 
-FASTA_SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".frn", ".faa")
-FASTQ_SUFFIXES = (".fq", ".fastq")
-
 _LINE_END = re.compile(r"\n")
 _BEFORE_HEADER = re.compile(r"\n(?=[>;])")
 
 
-def read_fasta(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
-    """One document a record: the sequence in upper case, without its header."""
+def _read_fasta(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
+    """One document per record: the sequence in upper case, without its header."""
     for header, group in groupby(_sequence_runs(handle, source, encoding), key=itemgetter(0)):
         yield from chunk_text((letters for _, letters in group), f"{source} record of line {header}")
 
 
-def read_fastq(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
-    """One document a read: the sequence in upper case, without its name and qualities.
+def _read_fastq(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
+    """One document per read: the sequence in upper case, without its name and qualities.
 
-    A sequence and its qualities may go over several lines, the same number of letters each. A quality line
-    may begin with any sign, so records are told apart by counting.
+    A sequence and its qualities may span several lines and have the same length. A quality line may begin
+    with any character, so the end of a record is found by counting.
     """
     lines = numbered_lines(decode_stream(handle, source, encoding))
     for number, line in lines:
@@ -48,36 +45,36 @@ def read_fastq(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) 
 
 
 def _read_sequence(lines: Iterator[tuple[int, str]], source: str, header: int) -> str:
-    """The letters up to the line with a plus."""
+    """The letters up to the line that starts with '+'."""
     parts: list[str] = []
     for number, line in lines:
         if line.startswith("+"):
             return "".join(parts)
         if line.startswith("@"):
-            raise ValueError(f"{source} line {number} starts the next record where that of line {header} needs its '+'")
+            raise ValueError(f"{source} line {number} starts a record before that of line {header} has its '+' line")
         parts += line.split()
     raise ValueError(f"{source} ends within the record of line {header}: it has no line that starts with '+'")
 
 
 def _skip_qualities(lines: Iterator[tuple[int, str]], source: str, header: int, length: int) -> None:
-    """Pass over as many qualities as there are letters."""
-    found = 0
-    while found < length:
+    """Skip as many qualities as there are letters."""
+    count = 0
+    while count < length:
         number, line = next(lines, (0, ""))
         if not number:
             raise ValueError(
-                f"{source} ends within the record of line {header}: it has {found} qualities for {length} letters"
+                f"{source} ends within the record of line {header}: it has {count} qualities for {length} letters"
             )
-        found += len(line.strip())
-        if found > length:
+        count += len(line.strip())
+        if count > length:
             raise ValueError(
                 f"{source} line {number} has too many qualities: the record of line {header} has {length}"
-                f" letters and {found} qualities"
+                f" letters and {count} qualities"
             )
 
 
 def _sequence_runs(handle: BinaryIO, source: str, encoding: str) -> Iterator[tuple[int, str]]:
-    """Runs of letters, each with the line of its record's header; a line may be as long as a genome."""
+    """Runs of letters, each with the line number of its record's header; a line may be as long as a genome."""
     line, header, in_header, new_line = 1, 0, False, True
     for text in decode_stream(handle, source, encoding):
         position = 0
@@ -86,8 +83,8 @@ def _sequence_runs(handle: BinaryIO, source: str, encoding: str) -> Iterator[tup
             if opens and text[position] == ">":
                 header = line
             in_header = in_header or opens
-            found = _LINE_END.search(text, position) if in_header else _BEFORE_HEADER.search(text, position)
-            position = found.end() if found else len(text)
+            match = _LINE_END.search(text, position) if in_header else _BEFORE_HEADER.search(text, position)
+            position = match.end() if match else len(text)
             if not in_header:
                 letters = "".join(text[start:position].split()).upper()
                 if letters and not header:
@@ -96,3 +93,10 @@ def _sequence_runs(handle: BinaryIO, source: str, encoding: str) -> Iterator[tup
             line += text.count("\n", start, position)
             new_line = text[position - 1] == "\n"
             in_header = in_header and not new_line
+
+
+FASTA_READERS = {
+    **dict.fromkeys((".fa", ".fas", ".fasta", ".fna", ".ffn", ".frn", ".faa"), _read_fasta),
+    **dict.fromkeys((".fq", ".fastq"), _read_fastq),
+}
+"""The reader of each sequence format, by suffix."""

@@ -1,5 +1,4 @@
-"""JSON texts to records, one at a time: JSON lines, and lists of objects or texts, which may be longer than
-memory."""
+"""Records from JSON, one at a time: JSON lines, and lists of objects or texts that may not fit into memory."""
 
 from __future__ import annotations
 
@@ -11,23 +10,23 @@ from typing import Any
 from unmask.data.readers.text import MAX_RECORD_CHARS, numbered_lines
 
 _Records = Iterator[tuple[str, dict[str, Any] | str]]
-"""Where each record stands, for people, and what it is."""
+"""The location of each record (for error messages), and the record."""
 
 _WHITESPACE = " \t\n\r"
 _TAIL_CHARS = 16
-"""Characters at the end of what was read that may be part of a word, number or escape."""
+"""Characters at the end of the buffer that may be part of an unfinished word, number or escape."""
 
 
-def read_json_lines(texts: Iterable[str], source: str) -> _Records:
-    """An object a line; blank lines are none."""
+def _read_json_lines(texts: Iterable[str], source: str) -> _Records:
+    """One object per line; blank lines are skipped."""
     for number, line in numbered_lines(texts, source):
         if line.strip():
             where = f"{source} line {number}"
             yield where, _require_object(_parse_line(line, where), where)
 
 
-def read_json(texts: Iterable[str], source: str) -> _Records:
-    """The items of a list; or JSON lines, which many data sets call .json, too."""
+def _read_json(texts: Iterable[str], source: str) -> _Records:
+    """The items of a list, or JSON lines, which many datasets also call .json."""
     stream = iter(texts)
     start = ""
     for start in stream:
@@ -39,13 +38,13 @@ def read_json(texts: Iterable[str], source: str) -> _Records:
 
 
 def _read_lines_or_raise(texts: Iterable[str], source: str) -> _Records:
-    begun = False
+    started = False
     try:
-        for record in read_json_lines(texts, source):
-            begun = True
+        for record in _read_json_lines(texts, source):
+            started = True
             yield record
     except ValueError:
-        if begun:
+        if started:
             raise
         raise ValueError(
             f'{source} is neither a list of objects or texts, as in [{{"text": "..."}}, ...], nor JSON'
@@ -54,7 +53,7 @@ def _read_lines_or_raise(texts: Iterable[str], source: str) -> _Records:
 
 
 class _ListParser:
-    """A list that is parsed item by item: only one of them is held."""
+    """Parses a list item by item; only one item is in memory."""
 
     def __init__(self, texts: Iterable[str], source: str) -> None:
         self._texts, self._source = iter(texts), source
@@ -62,9 +61,9 @@ class _ListParser:
         self._decode = json.JSONDecoder().raw_decode
 
     def records(self) -> _Records:
-        """Each item, which must be an object or a text."""
+        """The items, each an object or a text."""
         self._peek()
-        self._position += 1  # the bracket, which the caller has seen
+        self._position += 1  # the opening bracket
         sign = self._peek()
         while sign != "]" or self._index:
             self._index += 1
@@ -75,8 +74,8 @@ class _ListParser:
             if sign == "]":
                 break
             if sign != ",":
-                found = repr(sign) if sign else "the end"
-                raise ValueError(f"{where} is not valid JSON: a comma or ] must follow it; got {found}")
+                next_text = repr(sign) if sign else "the end"
+                raise ValueError(f"{where} is not valid JSON: a comma or ] must follow it; got {next_text}")
             self._position += 1
             sign = self._peek()
         self._position += 1
@@ -84,7 +83,7 @@ class _ListParser:
             raise ValueError(f"{self._source} is not valid JSON: it goes on after the end of its list")
 
     def _peek(self) -> str:
-        """The next character that is not white; empty at the end."""
+        """The next character that is not white space; empty at the end."""
         while True:
             while self._position < len(self._buffer):
                 if self._buffer[self._position] not in _WHITESPACE:
@@ -101,12 +100,12 @@ class _ListParser:
             except RecursionError:
                 raise ValueError(f"{where} is not valid JSON: it is nested too deeply") from None
             except json.JSONDecodeError as error:
-                cut = error.msg.startswith("Unterminated") or error.pos > len(self._buffer) - _TAIL_CHARS
-                if not (cut and self._read_more()):
+                incomplete = error.msg.startswith("Unterminated") or error.pos > len(self._buffer) - _TAIL_CHARS
+                if not (incomplete and self._read_more()):
                     raise ValueError(f"{where} is not valid JSON: {error.msg}") from None
 
     def _read_more(self) -> bool:
-        """Read as much again as is waiting, so that a long item is parsed a few times only."""
+        """Double the buffer, so that a long item is parsed only a few times; False at the end."""
         parts, size = [self._buffer[self._position :]], 0
         if len(parts[0]) > MAX_RECORD_CHARS:
             raise ValueError(f"{self._source} item {self._index} has more than {MAX_RECORD_CHARS:,} characters")
@@ -117,6 +116,10 @@ class _ListParser:
                 break
         self._buffer, self._position = "".join(parts), 0
         return size > 0
+
+
+JSON_READERS = {".json": _read_json, ".jsonl": _read_json_lines, ".ndjson": _read_json_lines}
+"""The reader of each JSON format, by suffix."""
 
 
 def _parse_line(line: str, where: str) -> Any:

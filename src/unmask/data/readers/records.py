@@ -1,7 +1,7 @@
-"""What a row of a table is as a document: a text, a prompt and its completion, or a chat.
+"""Documents from rows of a table: a text, a prompt and its completion, or a chat.
 
-A pair is one piece however long it is, with the number of its characters that are given: it is encoded in two
-parts, so that the border between them is one of tokens, and it is never cut.
+A prompt-completion pair is one chunk of any length, with the length of its prompt. Prompt and completion are
+encoded separately, so that no token spans both, and a pair is never split.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unmask.data.readers.tables import TableReader
 from unmask.data.readers.text import TextChunk, chunk_document, validate_text
 
 _ASSISTANT_ROLE = "assistant"
-"""The role whose messages are learned."""
+"""The role whose messages are completions."""
 
 
 class RecordFormat(Protocol):
-    """Which columns are needed, and what document their values are."""
+    """Which columns are read from a row, and the document that their values make."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -27,13 +27,13 @@ class RecordFormat(Protocol):
         ...
 
     def to_chunks(self, values: Sequence[Any], where: str) -> Iterable[TextChunk]:
-        """The document of a row with these values; `where` it stands is for people."""
+        """The document of a row with these values; `where` it is, for error messages."""
         ...
 
 
 @dataclass(frozen=True)
 class TextRecord:
-    """A text in a column; a row without one is no document."""
+    """A text in one column; empty rows are skipped."""
 
     column: str
 
@@ -48,10 +48,12 @@ class TextRecord:
 
 @dataclass(frozen=True)
 class PromptCompletion:
-    """Two columns (of JSON lines: fields), a text that is given and one that is to be learned."""
+    """Two columns (fields of JSON objects): a prompt, and the completion to learn."""
 
     prompt: str = "prompt"
+    """The column of the prompt."""
     completion: str = "completion"
+    """The column of the completion."""
 
     def __post_init__(self) -> None:
         if self.prompt == self.completion:
@@ -71,13 +73,14 @@ class PromptCompletion:
 
 @dataclass(frozen=True)
 class ChatRecord:
-    """A column with a list of messages, {"role": ..., "content": ...} each, the last from the assistant.
+    """A column with a list of messages {"role": ..., "content": ...}, the last one from the assistant.
 
-    That one is the completion, and those before it are the prompt, as `chat_prompt` writes them. Where a column
-    cannot hold a list (csv, tsv), it is written as JSON.
+    The last message is the completion, and the others are the prompt, formatted by `render_chat`. In formats
+    whose cells cannot hold lists (csv, tsv), the list is written as JSON.
     """
 
     messages: str = "messages"
+    """The column of the messages."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -86,8 +89,8 @@ class ChatRecord:
     def to_chunks(self, values: Sequence[Any], where: str) -> Iterable[TextChunk]:
         (value,) = values
         messages = [
-            _parse_message(each, f"{where} message {number}")
-            for number, each in enumerate(self._parse_messages(value, where), start=1)
+            _parse_message(message, f"{where} message {number}")
+            for number, message in enumerate(self._parse_messages(value, where), start=1)
         ]
         if len(messages) < 2:
             raise ValueError(f"{where} has {len(messages)} messages; a pair needs a prompt and a completion")
@@ -104,8 +107,9 @@ class ChatRecord:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where} is not valid JSON in {self.messages!r}: {error}") from None
         if not isinstance(value, list):
-            found = type(value).__name__
-            raise ValueError(f"{where} has {found} in {self.messages!r} where a list of messages is expected")
+            raise ValueError(
+                f"{where} has {type(value).__name__} in {self.messages!r} where a list of messages is expected"
+            )
         return value
 
 
@@ -115,21 +119,21 @@ AnyPairFormat: TypeAlias = PromptCompletion | ChatRecord
 def read_records(
     handle: BinaryIO, source: str, table_reader: TableReader, record_format: RecordFormat
 ) -> Iterator[TextChunk]:
-    """The documents of a table, a row each."""
-    for where, values in table_reader(handle, source, record_format.columns):
+    """The documents of a table, one per row."""
+    for where, _, values in table_reader(handle, source, [record_format.columns]):
         yield from record_format.to_chunks(values, where)
 
 
 def render_chat(messages: Iterable[tuple[str, str]]) -> str:
-    """The prompt that (role, content) messages are, up to where the assistant's completion begins:
+    """The prompt made of (role, content) messages, up to where the assistant's completion begins:
 
     user:
     Why is the sky blue?
 
     assistant:
     """
-    written = "".join(f"{role}:\n{content}\n\n" for role, content in messages)
-    return f"{written}{_ASSISTANT_ROLE}:\n"
+    prompt = "".join(f"{role}:\n{content}\n\n" for role, content in messages)
+    return f"{prompt}{_ASSISTANT_ROLE}:\n"
 
 
 def _parse_message(value: Any, where: str) -> tuple[str, str]:

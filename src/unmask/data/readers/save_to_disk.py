@@ -1,6 +1,6 @@
-"""Folders that `save_to_disk` of the package `datasets` wrote: Arrow files, and JSON that names them.
+"""Folders written by `save_to_disk` of the package `datasets`: Arrow files, and JSON that names them.
 
-Only their JSON is read here; the Arrow files are tables as any other. Nothing in the folder is executed.
+Only the JSON is read here; the Arrow files are read as tables. Nothing in the folder is executed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _DEFAULT_SPLIT = "train"
 
 
 def saved_dataset_files(folder: Path, split: str = _DEFAULT_SPLIT) -> list[Path] | None:
-    """The Arrow files of a saved data set in their order; None if the folder is not one.
+    """The Arrow files of a saved dataset, in order; None if the folder is not a saved dataset.
 
-    Of one with splits, those of `split` are taken; the folder of a split is a data set by itself.
+    Of a dataset with splits, the files of `split`; the folder of a split is a dataset itself.
     """
     splits = _read_json_object(folder / DATASET_DICT_FILE).get("splits")
     if isinstance(splits, list):
@@ -26,10 +26,10 @@ def saved_dataset_files(folder: Path, split: str = _DEFAULT_SPLIT) -> list[Path]
             raise ValueError(
                 f"{folder} has no split {split!r}; it has {format_names(splits)}: name the folder of one of them"
             )
-        found = saved_dataset_files(folder / split)
-        if found is None:
+        split_files = saved_dataset_files(folder / split)
+        if split_files is None:
             raise ValueError(f"{folder / split} is not a saved data set: it has no {_STATE_FILE} that names its files")
-        return found
+        return split_files
     files = _read_json_object(folder / _STATE_FILE).get("_data_files")
     if not isinstance(files, list):
         return None
@@ -50,7 +50,7 @@ def _file_in_folder(folder: Path, name: Any) -> Path:
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if it is not there or something else."""
+    """The object in a JSON file; empty if the file is missing or holds something else."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

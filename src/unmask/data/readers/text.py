@@ -1,40 +1,38 @@
-"""One open file to documents: text and lines; and what these, sequences and tables share.
+"""Documents from an open file of text or lines, and what all readers share: decoding, chunks, lines.
 
-Everything is streamed: a document comes in pieces, so memory does not grow with a file or a document
-(but for a JSON line or a table's cell, which must be read whole). What cannot be text is refused in one
-sentence that names the file and the place in it. Lines that end in carriage return and newline are read as
-if they ended in a newline, and a byte order mark is left out.
+Everything is streamed: a document is read in chunks, so memory does not grow with a file or a document
+(except for a JSON line or a table cell, which are read whole). Bytes that are not text raise one sentence that
+names the file and the offset. CRLF is read as a newline, and a byte order mark is dropped.
 """
 
 from __future__ import annotations
 
 import codecs
-import importlib
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 _READ_BYTES = 1 << 20
-"""Bytes read at a time."""
+"""Bytes per read."""
 
 MAX_RECORD_CHARS = 1 << 28
-"""Characters of a JSON line, a JSON item or a table's line: more is refused before it fills the memory."""
+"""The longest JSON line, JSON item or table line; longer ones raise before they fill the memory."""
 
 DEFAULT_ENCODING = "utf-8"
 
 CHUNK_CHARS = 1 << 18
-"""Characters of a piece: what one core encodes at a time, and the least that changes between splits."""
+"""Characters of a chunk: the unit of encoding, and of moving text between splits."""
 
-# Where a document is cut, the best place first. After a newline between two written characters and before a
-# word, the tokens are the same as without the cut, for all pre-tokenizers in use.
+# Where a document is split into chunks, the preferred pattern first. After a newline between two non-space
+# characters and before a word, all pre-tokenizers in use give the same tokens as without the split.
 _SPLIT_PATTERNS = (re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
 
 
-class TextChunk(NamedTuple):  # which is made three times as fast as a frozen dataclass, and there are billions
-    """Part of a document, the last one if `ends`; `origin` says which, for people.
+class TextChunk(NamedTuple):  # three times as fast to construct as a frozen dataclass, and there are billions
+    """Part of a document; `is_last` on its last chunk. `source` names the document in error messages.
 
-    A pair of a prompt and its completion is one piece, whose first `given` characters are the prompt.
+    A prompt-completion pair is one chunk whose first `prompt_chars` characters are the prompt.
     """
 
     text: str
@@ -44,36 +42,36 @@ class TextChunk(NamedTuple):  # which is made three times as fast as a frozen da
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """What is encoded each for itself: the text, or a prompt and its completion."""
+        """The texts that are encoded separately: the whole text, or a prompt and its completion."""
         return (self.text[: self.prompt_chars], self.text[self.prompt_chars :]) if self.prompt_chars else (self.text,)
 
 
 def read_text(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
-    """One document: the file."""
+    """One document: the whole file."""
     return chunk_text(decode_stream(handle, source, encoding), source)
 
 
 def read_lines(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
-    """One document a line; blank lines are none."""
+    """One document per line; blank lines are skipped."""
     for number, line in numbered_lines(decode_stream(handle, source, encoding)):
         if line.strip():
             yield from chunk_document(line, f"{source} line {number}")
 
 
 def chunk_document(text: str, source: str) -> Iterable[TextChunk]:
-    """A document that is one text."""
+    """The chunks of a document given as one text; none if it is empty."""
     if len(text) > CHUNK_CHARS:
         return chunk_text([text], source)
     return (TextChunk(text, True, source),) if text else ()
 
 
 def chunk_text(texts: Iterable[str], source: str) -> Iterator[TextChunk]:
-    """A document that comes as any texts, in pieces of about PIECE characters; none if there is no text."""
+    """The chunks, of about CHUNK_CHARS characters, of a document given in parts; none if it is empty."""
     waiting = ""
     for text in texts:
         waiting += text
         start = 0
-        while len(waiting) - start > CHUNK_CHARS:  # so that a text is left for the last piece
+        while len(waiting) - start > CHUNK_CHARS:  # so that the last chunk is not empty
             stop = split_point(waiting, start + CHUNK_CHARS, CHUNK_CHARS // 4)
             yield TextChunk(waiting[start:stop], False, source)
             start = stop
@@ -83,23 +81,20 @@ def chunk_text(texts: Iterable[str], source: str) -> Iterator[TextChunk]:
 
 
 def split_point(text: str, target: int, max_distance: int) -> int:
-    """Where to cut a text: at most `within` before `near`, after a newline or before a word, else there."""
+    """Where to split a text: at most `max_distance` before `target`, after a newline or before a word; else at
+    `target`."""
     for pattern in _SPLIT_PATTERNS:
-        for reach in (
-            max_distance // 256,
-            max_distance // 16,
-            max_distance,
-        ):  # the last place is looked for, so from near on
-            found = deque(pattern.finditer(text, max(0, target - reach), target + 1), maxlen=1)
-            if found:
-                return found[0].end()
+        for reach in (max_distance // 256, max_distance // 16, max_distance):  # the last match is searched for
+            last_match = deque(pattern.finditer(text, max(0, target - reach), target + 1), maxlen=1)
+            if last_match:
+                return last_match[0].end()
     return target
 
 
 def numbered_lines(texts: Iterable[str], source: str = "") -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends, of a text that comes in parts; only a newline ends a line.
+    """Numbered lines, without line ends, of a text given in parts; only a newline ends a line.
 
-    If they are records of `origin`, one of more than LONGEST_RECORD characters is refused.
+    If `source` is given, a line of more than MAX_RECORD_CHARS characters raises.
     """
     number = size = 0
     unfinished: list[str] = []
@@ -118,22 +113,13 @@ def numbered_lines(texts: Iterable[str], source: str = "") -> Iterator[tuple[int
         yield number + 1, last
 
 
-def import_optional(module: str, extra: str) -> Any:
-    """A module of an optional dependency."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.split(".")[0]
-        raise ValueError(f"this needs the package {package}: pip install 'unmask[{extra}]'") from None
-
-
 def validate_text(value: Any, where: str, field: str) -> str:
-    """The value of a field: a text or nothing, without what an escape in JSON may bring into it."""
+    """The text in a field (None is empty), without NUL and lone surrogates, which JSON escapes can produce."""
     if value is None:
         return ""
     if not isinstance(value, str):
         raise ValueError(f"{where} has {type(value).__name__} in {field!r} where a text is expected")
-    if "\0" in value:  # which ends documents of bytes
+    if "\0" in value:  # NUL ends documents of the byte tokenizer
         raise ValueError(f"{where} has a NUL character in its text; a text has none")
     if not value.isascii():
         try:
@@ -145,21 +131,16 @@ def validate_text(value: Any, where: str, field: str) -> str:
 
 
 def format_names(names: Iterable[object]) -> str:
-    """A few names for a sentence."""
+    """At most eight names, for an error message."""
     shown = [repr(name) for name in names]
     return ", ".join(shown[:8]) + (" and others" if len(shown) > 8 else "") if shown else "none"
 
 
-def short_error(error: BaseException) -> str:
-    """What an error says, short enough for one sentence."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
-
-
 def validate_encoding(name: str) -> None:
-    """Refuse what is not the name of an encoding of text."""
+    """Raise if there is no such text encoding."""
     try:
         known = codecs.lookup(name)
-        b"a".decode(name, "replace")  # which refuses those that are not of text, such as base64
+        b"a".decode(name, "replace")  # raises for codecs that are not of text, such as base64
     except (LookupError, ValueError):
         raise ValueError(
             f"there is no encoding {name!r}; others than {DEFAULT_ENCODING} are latin-1, cp1252, utf-16 and so on"
@@ -169,9 +150,9 @@ def validate_encoding(name: str) -> None:
 
 
 def decode_stream(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[str]:
-    """The text of a file, without its byte order mark and carriage returns before newlines."""
+    """The decoded text of a file, without byte order mark and with CRLF as newlines."""
     decoder = codecs.getincrementaldecoder(encoding)()
-    offset, waiting, begun, final = 0, "", False, False
+    offset, waiting, started, final = 0, "", False, False
     while not final:
         block = handle.read(_READ_BYTES)
         final = not block
@@ -184,24 +165,24 @@ def decode_stream(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODIN
             before = len(text[: text.index("\0")].encode(encoding, "replace"))
             raise ValueError(f"{source} is not text: it has a NUL byte at offset {offset - pending + before}")
         offset += len(block)
-        if not begun and text:
-            text, begun = text.removeprefix("\ufeff"), True
+        if not started and text:
+            text, started = text.removeprefix("\ufeff"), True
         text, waiting = waiting + text, ""
-        if not final and text.endswith("\r"):  # what follows may be a newline
+        if not final and text.endswith("\r"):  # a newline may follow
             text, waiting = text[:-1], "\r"
         yield text.replace("\r\n", "\n") if "\r" in text else text
 
 
 def _decode_error(source: str, start: int, error: UnicodeDecodeError, encoding: str) -> str:
-    """Why bytes from the offset `start` on are no text."""
-    data, place = error.object, error.start
-    nul = data.find(0, 0, place) if codecs.lookup(encoding).name == DEFAULT_ENCODING else -1
+    """Why the bytes from the offset `start` on are not text."""
+    data, position = error.object, error.start
+    nul = data.find(0, 0, position) if codecs.lookup(encoding).name == DEFAULT_ENCODING else -1
     if nul >= 0:
         return f"{source} is not text: it has a NUL byte at offset {start + nul}"
     name = "UTF-8" if codecs.lookup(encoding).name == DEFAULT_ENCODING else encoding
-    marked = start == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    other = "utf-16" if marked else "latin-1" if name == "UTF-8" else DEFAULT_ENCODING
+    has_utf16_mark = start == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    other = "utf-16" if has_utf16_mark else "latin-1" if name == "UTF-8" else DEFAULT_ENCODING
     return (
-        f"{source} is not {name}: byte 0x{data[place]:02x} at offset {start + place} does not belong there"
+        f"{source} is not {name}: byte 0x{data[position]:02x} at offset {start + position} does not belong there"
         f" (if it is text in another encoding, name that, as in --encoding {other})"
     )

@@ -1,1 +1,21 @@
-"""Tokenizers and their fast encoders."""
+"""Tokenizers: text to ids and back."""
+
+from unmask.data.tokenizers.fast_encoders import TokenIds
+from unmask.data.tokenizers.tokenizer import (
+    MIN_BPE_VOCAB_SIZE,
+    REPLACEMENT_CHAR,
+    Tokenizer,
+    get_tokenizer,
+    token_texts,
+)
+from unmask.data.tokenizers.unknown_stats import UnknownStats
+
+__all__ = [
+    "MIN_BPE_VOCAB_SIZE",
+    "REPLACEMENT_CHAR",
+    "TokenIds",
+    "Tokenizer",
+    "UnknownStats",
+    "get_tokenizer",
+    "token_texts",
+]

@@ -84,16 +84,6 @@ class UnknownStats:
         return told
 
 
-def first_difference(before: str, after: str) -> tuple[str, str] | None:
-    """Where a text and what came back of it first differ, white space aside; None if they do not."""
-    one, two = "".join(before.split()), "".join(after.split())
-    if one == two:
-        return None
-    place = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    start = max(0, place - 4)
-    return one[start : start + 16], two[start : start + 16]
-
-
 def _most_frequent(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """With ties in the order of characters, so that it does not depend on who counted first."""
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_TRACKED_CHARS])

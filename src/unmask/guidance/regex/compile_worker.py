@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import tokenizers
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.guidance.regex.token_dfa import token_dfa
 
 _MAX_MEMORY_BYTES = 2 << 30

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance.calls import cache_offset, query_indices, resolve_sequence_ids, validate_shape
 from unmask.guidance.regex.backward_messages import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 
 _NUM_TRIALS = 256
 """Texts of random tokens that are decoded to see whether the spelling is right."""

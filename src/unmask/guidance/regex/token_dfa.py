@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.guidance.regex.byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
 from unmask.guidance.regex.cooperative import cooperative_yield
 from unmask.guidance.regex.limits import LRUCache, WorkBudget

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig, import_transformers
 from unmask.config import from_json, to_json
-from unmask.data.tokenizers.tokenizer import Tokenizer
+from unmask.data.tokenizers import Tokenizer
 from unmask.io.untrusted import read_json_object
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, AnyObjective

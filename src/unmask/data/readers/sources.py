@@ -1,0 +1,228 @@
+"""Text sources: a source is named by a string, and its documents are streamed.
+
+    stdlib                       the running Python's standard library, one document per file
+    PATH                         a file, or all files of a folder: text, or by suffix
+                                 .json (a list, or lines) .jsonl .ndjson .csv .tsv .parquet .arrow, FASTA (.fa
+                                 .fas .fasta .fna .ffn .frn .faa), FASTQ (.fq .fastq), each also with .gz; or
+                                 a folder of `save_to_disk` (its split `train`; PATH/SPLIT for others)
+    hub:NAME[:CONFIG[:SPLIT]]    a dataset of the hub, or a local dataset folder
+
+Memory use does not grow with the corpus. The same names and files give the same chunks on every machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, TypeAlias
+
+from unmask.data.readers.config import SourceConfig
+from unmask.data.readers.files import format_suffix, list_files, open_file
+from unmask.data.readers.hub_dataset import HubDataset, join_columns
+from unmask.data.readers.save_to_disk import DATASET_DICT_FILE, saved_dataset_files
+from unmask.data.readers.tables import ColumnOptions, table_readers
+from unmask.data.readers.text import TextChunk, chunk_document, decode_stream, numbered_lines
+from unmask.io.checksums import sha256_of_files
+from unmask.io.errors import os_errors_as_value_error
+from unmask.io.hub import HUB_PREFIX
+
+STDLIB_SOURCE = "stdlib"
+
+
+class Sources:
+    """Text sources by name, read in order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+        """All documents of all sources, each as one or more chunks, the last with `is_last`."""
+        for name in self.names:
+            empty = True
+            for chunk in _parse_source(name).read_documents(config):
+                empty = False
+                yield chunk
+            if empty:
+                raise ValueError(f"{name} holds no text")
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each source: equal fingerprints and equal configs give equal text.
+
+        Files are read for their SHA-256, once in the life of this object; a hub dataset has a fingerprint of
+        its own, of its revision and files.
+        """
+        self.stats_before  # noqa: B018  # taken before the files are hashed
+        return {name: _parse_source(name).fingerprint() for name in self.names}
+
+    @cached_property
+    def stats_before(self) -> tuple[str, ...]:
+        """`file_stats()` from before the fingerprints were computed."""
+        return self.file_stats()
+
+    def file_stats(self) -> tuple[str, ...]:
+        """Size and modification time of each file, now: if they change, the fingerprint may have changed."""
+        return tuple(line for name in self.names for line in _parse_source(name).file_stats())
+
+    def text_bytes(self) -> int | None:
+        """Bytes of text if file sizes tell: None if any source is zipped, a table or from the hub."""
+        sizes = [_parse_source(name).text_bytes() for name in self.names]
+        return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def read_texts(path: Path, options: ColumnOptions) -> Iterator[str]:
+    """The text of each row of a table, or each line of a text file, empty ones included.
+
+    `options`: alternative columns, the preferred one first; several columns are joined by a space. Unlike
+    `Sources.read_documents`, empty rows are kept: in a published test set, the end of a blank line counts.
+    """
+    for file in _FileSource(path).files():
+        reader = table_readers().get(format_suffix(file)[0])
+        with open_file(file) as handle:
+            if reader is None:
+                yield from (line for _, line in numbered_lines(decode_stream(handle, str(file))))
+            else:
+                yield from (join_columns(*row) for row in reader(handle, str(file), options))
+
+
+@dataclass(frozen=True)
+class _FileSource:
+    """A file, or all files of a folder that are not hidden."""
+
+    path: Path
+
+    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+        for file in self.files():
+            with open_file(file) as handle:
+                yield from config.reader_for(format_suffix(file)[0])(handle, str(file))
+
+    def fingerprint(self) -> str:
+        suffix, gzipped = format_suffix(self.path)
+        kind = "folder" if self.path.is_dir() else (suffix or "text") + (".gz" if gzipped else "")
+        files = self.files()
+        with os_errors_as_value_error(self.path, "read"):
+            return f"{kind} sha256:{sha256_of_files(self.path, files)}"
+
+    def file_stats(self) -> list[str]:
+        with os_errors_as_value_error(self.path, "read"):
+            stats = [(file, file.stat()) for file in self.files()]
+        return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]
+
+    def text_bytes(self) -> int | None:
+        files = self.files()
+        with os_errors_as_value_error(self.path, "read"):
+            return None if any(any(format_suffix(file)) for file in files) else _total_size(files)
+
+    def files(self) -> list[Path]:
+        with os_errors_as_value_error(self.path, "read"):
+            if self.path.is_dir():
+                return self._files_of_folder()
+            if not self.path.exists():
+                raise ValueError(
+                    f"there is no file or folder {self.path} (other sources are {STDLIB_SOURCE} and {HUB_PREFIX}NAME)"
+                )
+            if not self.path.is_file():
+                raise ValueError(f"{self.path} is neither a file nor a folder")
+            if self.path.stat().st_size == 0:
+                raise ValueError(f"{self.path} is empty")
+            return [self.path]
+
+    def _files_of_folder(self) -> list[Path]:
+        saved = saved_dataset_files(self.path)
+        files = list_files(self.path, lambda name: not name.startswith(".")) if saved is None else saved
+        if not files:
+            raise ValueError(f"the folder {self.path} holds no files")
+        return files
+
+
+@dataclass(frozen=True)
+class _StdlibSource:
+    """The standard library's .py files, without installed packages, tests and files written by its build."""
+
+    _EXCLUDED: ClassVar = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+    _GENERATED_PREFIXES: ClassVar = ("config-", "_sysconfigdata")  # these differ between machines
+
+    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+        config.require_text(STDLIB_SOURCE)
+        root = self._root()
+        for file in self._files():
+            try:
+                text = file.read_bytes().decode()
+            except UnicodeDecodeError:
+                continue  # a few files are written in other encodings on purpose
+            yield from chunk_document(text, f"{STDLIB_SOURCE}/{file.relative_to(root).as_posix()}")
+
+    def fingerprint(self) -> str:
+        version = ".".join(map(str, sys.version_info[:3]))
+        return f"Python {version} sha256:{sha256_of_files(self._root(), self._files())}"
+
+    def file_stats(self) -> list[str]:
+        return []
+
+    def text_bytes(self) -> int:
+        return _total_size(self._files())
+
+    def _root(self) -> Path:
+        return Path(sysconfig.get_paths()["stdlib"])
+
+    def _files(self) -> list[Path]:
+        files = list_files(
+            self._root(), lambda name: name not in self._EXCLUDED and not name.startswith(self._GENERATED_PREFIXES)
+        )
+        files = [file for file in files if file.suffix == ".py"]
+        if not files:
+            raise ValueError(f"this Python has no standard library sources in {self._root()}")
+        return files
+
+
+@dataclass(frozen=True)
+class _HubSource:
+    """A dataset of the hub, or a local dataset folder."""
+
+    dataset: HubDataset
+
+    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+        record_format = config.record_format
+        for location, _, values in self.dataset.values([record_format.columns]):
+            yield from record_format.to_chunks(values, location)
+
+    def fingerprint(self) -> str:
+        dataset, path = self.dataset, Path(self.dataset.name)
+        # The hash of a local dataset's builder depends on modification times, and not on contents.
+        digest = _FileSource(path).fingerprint() if path.is_dir() else dataset.builder_hash()
+        return f"hub {dataset.name} config:{dataset.config} split:{dataset.split} fingerprint:{digest}"
+
+    def file_stats(self) -> list[str]:
+        return []
+
+    def text_bytes(self) -> None:
+        return None
+
+
+_Source: TypeAlias = _FileSource | _StdlibSource | _HubSource
+
+
+def _parse_source(name: str) -> _Source:
+    if name == STDLIB_SOURCE:
+        return _StdlibSource()
+    if not name.startswith(HUB_PREFIX):
+        return _FileSource(Path(name))
+    dataset, config, split, *rest = [*name.removeprefix(HUB_PREFIX).split(":"), "", ""]
+    if not dataset or any(rest):
+        raise ValueError(
+            f"a hub data set is named {HUB_PREFIX}NAME, {HUB_PREFIX}NAME:CONFIG or {HUB_PREFIX}NAME:CONFIG:SPLIT;"
+            f" got {name}"
+        )
+    split = split or "train"
+    if saved_dataset_files(Path(dataset), split) is not None:
+        path = Path(dataset)
+        return _FileSource(path / split if (path / DATASET_DICT_FILE).exists() else path)
+    return _HubSource(HubDataset(dataset, config or None, split))
+
+
+def _total_size(files: Sequence[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
