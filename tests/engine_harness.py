@@ -52,10 +52,10 @@ class GatedNetwork:
         self.open, self.num_calls = threading.Event(), 0
         inner = model.denoiser.forward
 
-        def forward(*inputs: Any, **context: Any) -> Tensor:
+        def forward(*inputs: Any, **options: Any) -> Tensor:
             self.num_calls += 1
             assert self.open.wait(20)
-            return inner(*inputs, **context)
+            return inner(*inputs, **options)
 
         model.denoiser.forward = forward  # type: ignore[method-assign]
 

@@ -57,7 +57,9 @@ class TableDenoiser:
     def time_independent(self) -> bool:
         return bool((self.drift == 0).all()) and not self.objective.depends_on_alpha
 
-    def __call__(self, z: Tensor, t: Tensor, positions: Any, *, row_fn: RowFn | None = None, **context: Any) -> Tensor:
+    def __call__(
+        self, z: Tensor, t: Tensor, positions: Any, *rest: Any, row_fn: RowFn | None = None, **options: Any
+    ) -> Tensor:
         assert t.shape == (len(z), 1)
         number = (z * torch.tensor([16, 4, 1])).sum(1)
         logits = self.logits[number] + t[:, :, None] * self.drift[number]

@@ -24,6 +24,7 @@ from unmask import (
     SamplingParams,
     Tokenizer,
 )
+from unmask.context import Context
 from unmask.model import Denoiser, denoiser
 from unmask.ops import linear as products
 
@@ -205,9 +206,9 @@ class Listening:
         self.sequences: list[int] = []
         encode = denoiser.backbone.encode
 
-        def heard(tokens: Tensor, *inputs: Any, **context: Any) -> Tensor:
+        def heard(tokens: Tensor, *inputs: Any, **options: Any) -> Tensor:
             self.sequences.append(len(tokens))
-            return encode(tokens, *inputs, **context)
+            return encode(tokens, *inputs, **options)
 
         monkeypatch.setattr(denoiser.backbone, "encode", heard)
 
@@ -237,16 +238,16 @@ def test_sequences_that_differ_are_all_read(monkeypatch: pytest.MonkeyPatch) -> 
     for timed, change in ((False, "text"), (True, "time"), (False, "padding"), (False, "gradient")):
         denoise = tiny_models.tiny_denoiser(MDLM(), timed=timed)
         z, t = torch.full((3, 8), denoise.vocab.mask_id), torch.full((3, 1), 0.5)
-        context: dict[str, Any] = {}
+        context = Context()
         if change == "text":
             z[1, 2] = 0
         elif change == "time":
             t[2] = 0.25
         elif change == "padding":
-            context["valid"] = torch.arange(8) < torch.tensor([[8], [5], [8]])
+            context = Context(valid=torch.arange(8) < torch.tensor([[8], [5], [8]]))
         with monkeypatch.context() as patch, torch.set_grad_enabled(change == "gradient"):
             listening = Listening(denoise, patch)
-            denoise(z, t, z == denoise.vocab.mask_id, **context)
+            denoise(z, t, z == denoise.vocab.mask_id, context)
         assert listening.sequences == [3], change
 
 

@@ -5,6 +5,7 @@ import torch
 
 import tiny_models
 from unmask import MDLM
+from unmask.context import Context
 from unmask.objectives.base import sample_noise
 from unmask.types import Batch, NoiseGroup, Vocab
 
@@ -88,7 +89,7 @@ def test_everything_counts_unless_said_otherwise() -> None:
     batch = Batch(tokens())
     assert bool(batch.loss_mask.all())
     assert batch.loss_mask.shape == (2, 3)
-    assert batch.context == {}
+    assert batch.context == Context()
 
 
 def test_neither_padding_nor_what_is_given_counts() -> None:
@@ -103,9 +104,8 @@ def test_neither_padding_nor_what_is_given_counts() -> None:
 
 def test_the_network_is_told_of_padding_and_of_nothing_else() -> None:
     flags = torch.tensor([[True, True, False], [True, True, True]])
-    assert set(Batch(tokens(), valid=flags, prompt_mask=flags).context) == {"valid"}
-    assert torch.equal(Batch(tokens(), valid=flags).context["valid"], flags)
-    assert Batch(tokens(), prompt_mask=flags).context == {}
+    assert Batch(tokens(), valid=flags, prompt_mask=flags).context == Context(valid=flags)
+    assert Batch(tokens(), prompt_mask=flags).context.is_empty
 
 
 def test_a_batch_alone_is_the_global_batch() -> None:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from unmask.context import Context
+
 
 class NonFiniteError(ValueError):
     """A network does not answer with probabilities: its weights are damaged."""
@@ -139,10 +141,9 @@ class Batch:
         return counted
 
     @property
-    def context(self) -> dict[str, Tensor]:
-        """What a network must know beside the tokens: who may look at whom."""
-        context = {"valid": self.valid, "document_ids": self.document_ids}
-        return {name: tensor for name, tensor in context.items() if tensor is not None}
+    def context(self) -> Context:
+        """What a network must know beside the tokens: which are padding, and which document each is of."""
+        return Context(valid=self.valid, document_ids=self.document_ids)
 
     def truncated(self, length: int) -> Batch:
         """The first `length` tokens of every row."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backbones.test_dit import BIDIRECTIONAL, LOCAL, OPTIONS, hidden, network, tokens
-from unmask.backbones.attention_mask import AttentionStages, KVCache, attention_context
+from unmask.backbones.attention_mask import KVCache, attention_context
+from unmask.context import AttentionStages, Context
 
 CPU = torch.device("cpu")
 every_network = pytest.mark.parametrize("options", BIDIRECTIONAL.values(), ids=list(BIDIRECTIONAL))
@@ -72,7 +73,7 @@ def test_the_noisy_stream_says_what_a_block_beside_a_cache_says(options: dict[st
         clean = AttentionStages.block_causal(0, first, 4, first, CPU)
         hidden(net, x[:, :first], 0.0, stages=clean, cache=cache.view())
     order = AttentionStages.block_causal(first, first + 4, 4, first, CPU)
-    sampled = hidden(net, z[:, window], t[:, window], stages=order, cache=cache.view(num_kept=0))
+    sampled = hidden(net, z[:, window], t[:, window], stages=order, cache=cache.view(keep=0))
     torch.testing.assert_close(sampled, trained, atol=1e-5, rtol=0)
     assert cache.end == first
     # What was not read yet may come with the block, in one call.
@@ -80,7 +81,7 @@ def test_the_noisy_stream_says_what_a_block_beside_a_cache_says(options: dict[st
     together = torch.cat([x[:, :first], z[:, window]], 1), t[:, : first + 4].clone()
     together[1][:, :first] = 0
     order = AttentionStages.block_causal(0, first + 4, 4, first, CPU)
-    sampled = hidden(net, *together, stages=order, cache=later.view(num_kept=first))[:, first:]
+    sampled = hidden(net, *together, stages=order, cache=later.view(keep=first))[:, first:]
     torch.testing.assert_close(sampled, trained, atol=1e-5, rtol=0)
     assert later.end == first
 
@@ -91,10 +92,10 @@ def test_a_part_read_again_beside_the_rest_of_the_same_text_says_the_same(option
     net, z = network(**options), tokens(3, 12)
     cache = KVCache()
     whole = hidden(net, z, cache=cache.view(0))
-    again = hidden(net, z[:, part], cache=cache.view(part.start, num_kept=0))
+    again = hidden(net, z[:, part], cache=cache.view(part.start, keep=0))
     torch.testing.assert_close(again, whole[:, part], atol=1e-5, rtol=0)
     some = torch.tensor([2, 0])
-    again = hidden(net, z[some, part], cache=cache.view(part.start, num_kept=0, sequence_ids=some))
+    again = hidden(net, z[some, part], cache=cache.view(part.start, keep=0, sequence_ids=some))
     torch.testing.assert_close(again, whole[some, part], atol=1e-5, rtol=0)
 
 
@@ -138,7 +139,7 @@ def test_a_cache_forgets_the_oldest_places_and_drops_sequences() -> None:
     order = AttentionStages.block_causal(8, 12, 4, 8, CPU)
 
     def said(rows: Tensor) -> Tensor:
-        return hidden(net, z[rows, 8:], 0.0, stages=order, cache=cache.view(num_kept=0))
+        return hidden(net, z[rows, 8:], 0.0, stages=order, cache=cache.view(keep=0))
 
     everyone = said(torch.arange(3))
     cache.select(torch.tensor([0, 2]))
@@ -175,20 +176,20 @@ def test_a_shifted_network_needs_the_token_before_an_asked_one() -> None:
     hidden(net, z, cache=cache.view(0))
     rows = torch.ones(1, 4, dtype=torch.bool)
     with pytest.raises(ValueError, match="must read the one before"):
-        hidden(net, z[:, 4:], positions=rows, cache=cache.view(4, num_kept=0))
+        hidden(net, z[:, 4:], positions=rows, cache=cache.view(4, keep=0))
     rows = torch.tensor([[False, True, True, True, True]])
-    again = hidden(net, z[:, 3:], positions=rows, cache=cache.view(3, num_kept=0))
+    again = hidden(net, z[:, 3:], positions=rows, cache=cache.view(3, keep=0))
     torch.testing.assert_close(again, hidden(network(), z)[0, 3:7], atol=1e-5, rtol=0)
 
 
 def test_text_begins_after_its_padding() -> None:
     """Rotary networks see only how far apart tokens are; others are told where each of them stands."""
     valid = torch.tensor([[True] * 5, [False, False, True, True, True], [True, True, True, False, False]])
-    view = attention_context(5, CPU, causal=False, valid=valid)
+    view = attention_context(5, CPU, causal=False, context=Context(valid=valid))
     assert view.position_ids[:, 2:].tolist() == [[2, 3, 4], [0, 1, 2], [2, 3, 4]]
     cache = KVCache()
     hidden(network(), tokens(3, 4), valid=valid, cache=cache.view())
-    view = attention_context(1, CPU, causal=True, valid=valid, cache=cache.view())
+    view = attention_context(1, CPU, causal=True, context=Context(valid=valid, cache=cache.view()))
     assert view.position_ids.tolist() == [[4], [2], [4]]
 
 

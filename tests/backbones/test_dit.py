@@ -15,6 +15,7 @@ from unmask.backbones import dit
 from unmask.backbones.attention_mask import KVCache
 from unmask.backbones.dit import DiT, DiTConfig, LlamaBlock, LocalInit, TimeConditioning
 from unmask.backbones.layers import Attention, DepthwiseConv, RotaryEmbedding, _apply_rotary
+from unmask.context import Context
 from unmask.types import Times, Tokens, Vocab
 
 VOCAB = Vocab(size=11, mask_id=10)
@@ -49,9 +50,9 @@ def tokens(rows: int, length: int, seed: int = 0) -> Tokens:
     return torch.randint(VOCAB.size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def hidden(net: DiT, z: Tokens, t: Times | float = 0.3, **context: Any) -> Tensor:
+def hidden(net: DiT, z: Tokens, t: Times | float = 0.3, positions: Any = None, **context: Any) -> Tensor:
     with torch.no_grad():
-        return net.encode(z, torch.full((len(z), 1), t) if isinstance(t, float) else t, **context)
+        return net.encode(z, torch.full((len(z), 1), t) if isinstance(t, float) else t, positions, Context(**context))
 
 
 def changed(a: Tensor, b: Tensor) -> list[bool]:

@@ -18,10 +18,11 @@ from torch import Tensor
 from unmask import MDLM, Ancestral, Batch, BlockDiffusion, Blockwise, LanguageModel, ModelConfig, Vocab
 from unmask.backbones import AnyBackbone
 from unmask.backbones import hf as huggingface
-from unmask.backbones.attention_mask import AttentionStages, KVCache, attention_context
+from unmask.backbones.attention_mask import KVCache, attention_context
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig
 from unmask.backbones.hf_attention import hf_attention_mask
 from unmask.config import from_json, to_json
+from unmask.context import AttentionStages, Context
 from unmask.model import Denoiser
 
 VOCAB = Vocab(11, 4)
@@ -98,7 +99,7 @@ def tokens(rows: int = B, length: int = L, seed: int = 0) -> Tensor:
 
 def logits(network: HFBackbone, z: Tensor, **context: Any) -> Tensor:
     with torch.no_grad():
-        hidden = network.encode(z, torch.zeros(len(z), 1), **context)
+        hidden = network.encode(z, torch.zeros(len(z), 1), context=Context(**context))
         return network.compute_logits(hidden.flatten(0, 1)).view(*z.shape, -1)
 
 
@@ -168,7 +169,9 @@ def test_the_ends_of_opening_are_causal_and_open() -> None:
 def test_what_may_see_nothing_else_sees_itself() -> None:
     """No row of a mask is empty, which some attentions answer with NaN."""
     valid = torch.arange(L)[None] >= 3
-    mask = hf_attention_mask(attention_context(L, torch.device("cpu"), causal=False, valid=valid), 0.0, theirs("llama"))
+    mask = hf_attention_mask(
+        attention_context(L, torch.device("cpu"), causal=False, context=Context(valid=valid)), 0.0, theirs("llama")
+    )
     assert isinstance(mask, Tensor)
     assert mask[0, 0, :3].int().tolist() == torch.eye(L)[:3].int().tolist()
 
@@ -281,12 +284,14 @@ def test_what_is_held_is_as_good_as_what_is_read_again(name: str) -> None:
     network, z = ours(name), tokens()
     t = torch.zeros(B, 1)
     kept = KVCache()
-    network.encode(z[:, :4], t, stages=AttentionStages.block_causal(0, 4, 4, 4, z.device), cache=kept.view(0, 4))
+    network.encode(
+        z[:, :4], t, context=Context(stages=AttentionStages.block_causal(0, 4, 4, 4, z.device), cache=kept.view(0, 4))
+    )
     whole = AttentionStages.block_causal(0, 8, 4, 4, z.device)
     rows = torch.arange(8).expand(B, 8) > 4
-    expected = network.encode(z[:, :8], t, rows, stages=whole)
+    expected = network.encode(z[:, :8], t, rows, Context(stages=whole))
     part = AttentionStages.block_causal(4, 8, 4, 4, z.device)
-    said = network.encode(z[:, 4:8], t, rows[:, 4:], stages=part, cache=kept.view(4, 0))
+    said = network.encode(z[:, 4:8], t, rows[:, 4:], Context(stages=part, cache=kept.view(4, 0)))
     torch.testing.assert_close(said, expected)
 
 

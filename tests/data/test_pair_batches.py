@@ -139,9 +139,9 @@ class Spy(DenoiserWrapper):
 
     z: Tensor | None = None
 
-    def __call__(self, z: Tensor, *args: Any, **context: Any) -> Tensor:
+    def __call__(self, z: Tensor, *args: Any, **options: Any) -> Tensor:
         self.z = z if self.z is None else self.z
-        return self.denoiser(z, *args, **context)
+        return self.denoiser(z, *args, **options)
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ class ZipfModel:
     """The time of each asked sequence, and how many of its rows."""
 
     def __call__(
-        self, z: Tokens, t: Times, positions: Positions, *, row_fn: RowFn | None = None, **context: Any
+        self, z: Tokens, t: Times, positions: Positions, *rest: Any, row_fn: RowFn | None = None, **options: Any
     ) -> Tensor:
         assert isinstance(positions, Tensor)
         self.asked += zip(t[:, 0].tolist(), positions.sum(1).tolist(), strict=True)

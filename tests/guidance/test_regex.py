@@ -330,9 +330,9 @@ def test_tokens_that_a_network_all_but_excludes() -> None:
     """A text a thousand nats away from the best one is still the only one that matches."""
 
     class Sure(oracle.TableDenoiser):
-        def __call__(self, *args: Any, **context: Any) -> Tensor:
-            each = context.pop("row_fn")
-            log_x = super().__call__(*args, **context)
+        def __call__(self, *args: Any, **options: Any) -> Tensor:
+            each = options.pop("row_fn")
+            log_x = super().__call__(*args, **options)
             far = log_x + torch.tensor([0.0, -3000.0, -1500.0, 0.0], dtype=log_x.dtype)
             return each(far, slice(None)) if each else far
 

@@ -18,7 +18,7 @@ import tiny_models
 import unmask
 from objectives.test_contract import generator, tokens
 from unmask import MDLM, Batch, BlockDiffusion
-from unmask.backbones.attention_mask import AttentionStages
+from unmask.context import AttentionStages, Context
 from unmask.diffusion.denoiser import DenoiserWrapper
 from unmask.diffusion.time_sampling import ClippedTimes, HistogramTimes, stratified_uniform
 from unmask.model import Denoiser
@@ -62,7 +62,7 @@ def autoregressive_nats(model: Denoiser, x: torch.Tensor) -> torch.Tensor:
         order = AttentionStages.block_causal(0, place + 1, 1, place, x.device)
         rows = torch.zeros_like(z, dtype=torch.bool)
         rows[:, place] = True
-        log_x = model(z, torch.zeros(len(z), 1), rows, stages=order)
+        log_x = model(z, torch.zeros(len(z), 1), rows, Context(stages=order))
         nats.append(-log_x.gather(-1, x[:, place, None])[:, 0])
     return torch.stack(nats, 1)
 
@@ -103,7 +103,7 @@ def test_the_bound_of_a_block_is_that_of_mdlm_given_the_text_before(block: int) 
         z[0, first:][hidden] = MASK
         rows = z == MASK
         order = AttentionStages.block_causal(0, first + block, block, first, x.device)
-        log_x = model(z, torch.zeros(1, 1), rows, stages=order)
+        log_x = model(z, torch.zeros(1, 1), rows, Context(stages=order))
         k = int(hidden.sum())
         chance = 1 / math.comb(block, k)
         nats = -log_x.gather(-1, x[0, first : first + block][hidden][:, None])[:, 0]
@@ -148,13 +148,13 @@ def test_clean_text_has_the_time_of_clean_text() -> None:
     objective, x = BlockDiffusion(block_size=3), tokens(4)
 
     class Spied(DenoiserWrapper):
-        def __call__(self, z: Tensor, t: Tensor, positions: Positions, **context: Any) -> Tensor:
+        def __call__(self, z: Tensor, t: Tensor, positions: Positions, *rest: Any, **options: Any) -> Tensor:
             assert torch.equal(z[:, tiny_models.LENGTH :], x)
             assert bool((t[:, tiny_models.LENGTH :] == 0).all())
             noisy = t[:, : tiny_models.LENGTH].view(4, -1, 3)
             assert bool((noisy > 0).all())
             assert torch.equal(noisy, noisy[..., :1].expand_as(noisy))
-            return self.denoiser(z, t, positions, **context)
+            return self.denoiser(z, t, positions, *rest, **options)
 
     objective.token_nll(Spied(tiny_models.tiny_denoiser(objective, timed=True)), Batch(x), generator())
 
@@ -175,7 +175,7 @@ def test_the_published_losses(golden: Path) -> None:
     order = AttentionStages.two_stream(32, 8, x.device)
     tensors = torch.cat([z, x], 1), torch.cat([t, torch.zeros_like(t)], 1)
     with torch.no_grad():
-        states = lm.denoiser.backbone.encode(*tensors, stages=order)[:, :32]
+        states = lm.denoiser.backbone.encode(*tensors, context=Context(stages=order))[:, :32]
         logits = lm.denoiser.backbone.compute_logits(states.flatten(0, 1)).view(expected["logits"].shape)
     torch.testing.assert_close(logits, expected["logits"], atol=1e-4, rtol=0)
     log_x = subs(logits.flatten(0, 1), lm.vocab).view(*x.shape, -1)

@@ -74,10 +74,10 @@ def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[AnyO
 
     class Watched(tiny_models.CountingDenoiser):
         def __call__(
-            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, **context: object
+            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, *rest: object, **options: object
         ) -> torch.Tensor:  # type: ignore[override]
             seen.append(z)
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     x = tokens(30)
     valid, frozen = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)

@@ -97,11 +97,11 @@ def test_exact_counts_hide_each_number_of_tokens_equally_often() -> None:
 
     class Spy(TableDenoiser):
         def __call__(
-            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, **context: object
+            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, *rest: object, **options: object
         ) -> torch.Tensor:
             seen.append((z == MASK).sum(1))
             assert torch.equal(positions, z == MASK)
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     table = random_table(MDLM(), drift=0.0)
     spy = Spy(table.logits, table.drift, table.objective)

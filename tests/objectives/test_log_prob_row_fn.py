@@ -23,10 +23,10 @@ class Whole(DenoiserWrapper):
     """A denoiser that is asked for whole lines, and autograd for all gradients."""
 
     def __call__(
-        self, z: Tokens, t: Times, positions: Positions, *, row_fn: RowFn | None = None, **context: Any
+        self, z: Tokens, t: Times, positions: Positions, *rest: Any, row_fn: RowFn | None = None, **options: Any
     ) -> Tensor:
         assert row_fn is not None
-        return row_fn(self.denoiser(z, t, positions, **context), slice(None))
+        return row_fn(self.denoiser(z, t, positions, *rest, **options), slice(None))
 
 
 def trainable(objective: AnyObjective) -> Denoiser:

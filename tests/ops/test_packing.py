@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from backbones.test_dit import BIDIRECTIONAL, OPTIONS, network, tokens
+from unmask.context import Context
 from unmask.ops.packing import PackedTokens, SelectedPositions
 
 B, L = 4, 9
@@ -38,7 +39,9 @@ def test_asked_positions(options: dict[str, Any], context: dict[str, Tensor], ro
     net = network(**options).double()
     z, t = tokens(B, L), torch.linspace(0.1, 0.9, B * width, dtype=torch.float64).view(B, width)
     rows = rows & VALID if "valid" in context else rows
-    torch.testing.assert_close(net.encode(z, t, rows, **context), net.encode(z, t, **context)[rows])
+    torch.testing.assert_close(
+        net.encode(z, t, rows, context=Context(**context)), net.encode(z, t, context=Context(**context))[rows]
+    )
 
 
 @every_network
@@ -49,7 +52,11 @@ def test_gradients_are_the_same(options: dict[str, Any], context: dict[str, Tens
         net = network(**options).double()
         z, t = tokens(B, L), torch.full((B, 1), 0.3, dtype=torch.float64)
         rows = ROWS["some"] & VALID
-        hidden = net.encode(z, t, rows, **context) if asked else net.encode(z, t, **context)[rows]
+        hidden = (
+            net.encode(z, t, rows, context=Context(**context))
+            if asked
+            else net.encode(z, t, context=Context(**context))[rows]
+        )
         hidden.sin().sum().backward()
         gradients.append({name: p.grad for name, p in net.named_parameters()})
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -71,10 +78,12 @@ def test_indices_are_rows_too(options: dict[str, Any], context: dict[str, Tensor
     rows = (torch.tensor([3, 1, 0, 0]), torch.tensor([1, 7, 8, 8]))
     flags = torch.zeros(B, L, dtype=torch.bool)
     flags[rows] = True
-    alike = net.encode(z, t, flags, **context)[[2, 1, 0, 0]]
-    torch.testing.assert_close(net.encode(z, t, rows, **context), alike)
+    alike = net.encode(z, t, flags, context=Context(**context))[[2, 1, 0, 0]]
+    torch.testing.assert_close(net.encode(z, t, rows, context=Context(**context)), alike)
     text = (torch.tensor([3, 1, 0, 0]), torch.tensor([1, 2, 8, 8]))
-    torch.testing.assert_close(net.encode(z, t, text, **context), net.encode(z, t, **context)[text])
+    torch.testing.assert_close(
+        net.encode(z, t, text, context=Context(**context)), net.encode(z, t, context=Context(**context))[text]
+    )
 
 
 def test_the_last_layer_works_for_who_asks_only() -> None:
@@ -106,7 +115,7 @@ def test_a_padded_sequence_is_what_it_is_alone(options: dict[str, Any], how: str
         net = network(causal=how == "causal", **options).double()
         net.gradient_checkpointing = how == "recomputed"
         if padded:
-            out = net.encode(z, t, valid=valid)[valid]
+            out = net.encode(z, t, context=Context(valid=valid))[valid]
         else:
             alone = [
                 net.encode(row[kept][None], time[kept if width > 1 else ...][None])[0]
@@ -122,9 +131,9 @@ def test_padding_that_is_asked_about_stays(monkeypatch: pytest.MonkeyPatch) -> N
     """Whatever it says is the same whether other padding is left out or not."""
     net, z, t = network().double(), tokens(B, L), torch.zeros(B, 1, dtype=torch.float64)
     rows = ROWS["some"] | (torch.arange(L) == L - 1)
-    said = net.encode(z, t, rows, valid=VALID & (torch.arange(L) > 1))
+    said = net.encode(z, t, rows, context=Context(valid=VALID & (torch.arange(L) > 1)))
     monkeypatch.setattr("unmask.ops.packing._MAX_DENSITY", 0)
-    torch.testing.assert_close(said, net.encode(z, t, rows, valid=VALID & (torch.arange(L) > 1)))
+    torch.testing.assert_close(said, net.encode(z, t, rows, context=Context(valid=VALID & (torch.arange(L) > 1))))
 
 
 def test_padding_is_left_out_of_the_layers() -> None:
@@ -132,7 +141,7 @@ def test_padding_is_left_out_of_the_layers() -> None:
     seen: list[int] = []
     for name in ("attention.qkv", "attention.out", "mlp"):
         net.blocks[0].get_submodule(name).register_forward_hook(lambda _, given, __: seen.append(given[0].numel()))
-    net.encode(tokens(B, L), torch.zeros(B, 1), VALID, valid=VALID)
+    net.encode(tokens(B, L), torch.zeros(B, 1), VALID, Context(valid=VALID))
     assert seen == [int(VALID.sum()) * net.config.width] * 3
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import tiny_models
 import unmask
 from unmask import MDLM, BlockDiffusion, SamplingParams
-from unmask.backbones.attention_mask import AttentionStages
+from unmask.context import AttentionStages, Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import Masking
@@ -60,10 +60,10 @@ class FromScratch(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         assert sequence_ids is not None
         assert isinstance(positions, Tensor)
@@ -73,7 +73,7 @@ class FromScratch(DenoiserWrapper):
         hidden = torch.zeros_like(before, dtype=torch.bool)
         times = torch.cat([torch.zeros_like(before).to(t), t.expand(-1, z.shape[1])], 1)
         return self.denoiser(
-            torch.cat([before, z], 1), times, torch.cat([hidden, positions], 1), row_fn=row_fn, stages=order
+            torch.cat([before, z], 1), times, torch.cat([hidden, positions], 1), Context(stages=order), row_fn=row_fn
         )
 
 
@@ -138,9 +138,9 @@ def test_blocks_are_written_one_after_the_other(cache: _CachePolicy) -> None:
 
 def test_a_network_reads_only_what_a_cache_leaves_to_read() -> None:
     class Watched(DenoiserWrapper):
-        def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
+        def __call__(self, z: Tokens, t: Times, positions: Positions, *rest: Any, **options: Any) -> Tensor:
             widths.append(z.shape[1])
-            return self.denoiser(z, t, positions, **context)
+            return self.denoiser(z, t, positions, *rest, **options)
 
     for cache, expected in (
         (NoCache(), [12] * 8),
@@ -163,9 +163,9 @@ def test_a_network_that_looks_ahead_is_told_the_time_of_the_whole_text() -> None
     told: list[float] = []
 
     class Watched(DenoiserWrapper):
-        def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
+        def __call__(self, z: Tokens, t: Times, positions: Positions, *rest: Any, **options: Any) -> Tensor:
             told.append(float(t[positions].unique()))
-            return self.denoiser(z, t, positions, **context)
+            return self.denoiser(z, t, positions, *rest, **options)
 
     last(
         Blockwise(4, FirstHitting()),
@@ -182,9 +182,9 @@ def test_text_of_any_length_through_a_window_that_forgets() -> None:
     lengths: list[int] = []
 
     class Watched(DenoiserWrapper):
-        def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
-            said = self.denoiser(z, t, positions, **context)
-            lengths.append(context["cache"].cached_length + 4)
+        def __call__(self, z: Tokens, t: Times, positions: Positions, context: Context, **options: Any) -> Tensor:
+            said = self.denoiser(z, t, positions, context, **options)
+            lengths.append(context.cache.cached_length + 4)  # type: ignore[union-attr]
             return said
 
     z = last(Blockwise(sampler=Ancestral(steps=2)), Watched(denoise), blank(2, length=40))

@@ -80,9 +80,9 @@ def test_rows_of_different_times_share_a_call() -> None:
     model = tiny_models.tiny_denoiser(MDLM())
 
     class Watched(CountingDenoiser):
-        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
             times.append(t[:, 0])
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     for _ in Ancestral(50).run(Watched(model), Canvas(torch.full((6, 12), MASK), tuple(range(6)))):
         pass
@@ -119,9 +119,9 @@ def test_the_network_is_told_the_noise_level_it_sees(sampler: AnySampler) -> Non
     objective = MDLM(schedule=Cosine(eps=0.0))
 
     class Watched(CountingDenoiser):
-        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
             told.append((float(t[0]), float((z[0] == MASK).sum() / 8)))
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     canvas = Canvas(torch.tensor([[0, 1, 2, 3, *[MASK] * 8]]), (0,))
     for _ in sampler.run(Watched(tiny_models.tiny_denoiser(objective)), canvas):
@@ -144,9 +144,9 @@ def test_autoregression_reads_each_token_once() -> None:
     read: list[int] = []
 
     class Watched(CountingDenoiser):
-        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
             read.append(z.shape[1])
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     tokens = torch.tensor([[0, 1, 2, 4, 4, 4], [3, 1, 4, 4, 0, 4]])
     counted = Watched(tiny_models.tiny_denoiser(NextToken()))
@@ -164,9 +164,9 @@ def test_semi_autoregressive_writes_each_position_once() -> None:
 @pytest.mark.parametrize("objective", [MDLM(), MDLM(steps=10), SEDD()], ids=["mdlm", "steps", "sedd"])
 def test_training_asks_at_masked_rows_only(objective: MDLM | SEDD) -> None:
     class Watched(CountingDenoiser):
-        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
             assert torch.equal(positions, z == MASK)
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     counted = Watched(tiny_models.tiny_denoiser(objective))
     assert isinstance(counted.process, Masking)

@@ -33,9 +33,9 @@ def test_windows_keep_their_overlap_and_slide_by_the_stride() -> None:
     seen: list[Tensor] = []
 
     class Watched(CountingDenoiser):
-        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, **context: object) -> Tensor:  # type: ignore[override]
+        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
             seen.append(z[0])
-            return super().__call__(z, t, positions, **context)
+            return super().__call__(z, t, positions, *rest, **options)
 
     sampler = SemiAutoregressive(stride=5, window=8, sampler=Ancestral(steps=1))
     *_, z = sampler.run(Watched(tiny_models.tiny_denoiser(MDLM())), Canvas(torch.full((1, 20), MASK), (0,)))

@@ -252,9 +252,9 @@ def slowly(server: LiveServer, seconds: float) -> None:
     model = server.service.model.denoiser
     inner = model.forward
 
-    def forward(*inputs: Any, **context: Any) -> Any:
+    def forward(*inputs: Any, **options: Any) -> Any:
         time.sleep(seconds)
-        return inner(*inputs, **context)
+        return inner(*inputs, **options)
 
     model.forward = forward
 

@@ -141,7 +141,7 @@ def test_what_goes_wrong_concerns_only_whom_it_concerns() -> None:
         raise ValueError("this one is wrong")
 
     class Unhappy(DenoiserWrapper):
-        def __call__(self, z: Tensor, t: Tensor, positions: Any, **context: Any) -> Tensor:
+        def __call__(self, z: Tensor, t: Tensor, positions: Any, *rest: Any, **options: Any) -> Tensor:
             return self.denoiser(z, t, positions, row_fn=lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
 
     fine = generation_job(lm, canvas_ids(lm, 4, 0), lm.make_sampler("default", 4), 0)
@@ -174,10 +174,10 @@ def test_where_memory_runs_out_the_calls_get_smaller() -> None:
     lm = language_model()
     inner = lm.denoiser.forward
 
-    def forward(z: Tensor, *rest: Any, **context: Any) -> Tensor:
+    def forward(z: Tensor, *rest: Any, **options: Any) -> Tensor:
         if len(z) > 2:
             raise torch.OutOfMemoryError("can't allocate memory")
-        return inner(z, *rest, **context)
+        return inner(z, *rest, **options)
 
     work = generation_job(lm, canvas_ids(lm, 6, 0), lm.make_sampler("first-hitting"), 0)
     expected = lm.generate(torch.tensor([canvas_ids(lm, 6, 0)]), lm.make_sampler("first-hitting"), 0).tokens[0].tolist()

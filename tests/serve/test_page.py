@@ -97,11 +97,11 @@ def test_stop_frees_the_row(browser: Browser) -> None:
     with live_server() as slow:
         inner = slow.service.model.denoiser.forward
 
-        def forward(*inputs: Any, **context: Any) -> Any:
+        def forward(*inputs: Any, **options: Any) -> Any:
             import time
 
             time.sleep(0.1)
-            return inner(*inputs, **context)
+            return inner(*inputs, **options)
 
         slow.service.model.denoiser.forward = forward  # type: ignore[method-assign]
         page = browser.new_page()

@@ -22,9 +22,9 @@ def counted(lm: LanguageModel) -> list[int]:
     calls: list[int] = []
     inner = lm.denoiser.forward
 
-    def forward(z: Tensor, *rest: Any, **context: Any) -> Tensor:
+    def forward(z: Tensor, *rest: Any, **options: Any) -> Tensor:
         calls.append(len(z))
-        return inner(z, *rest, **context)
+        return inner(z, *rest, **options)
 
     lm.denoiser.forward = forward  # type: ignore[method-assign]
     return calls

@@ -14,6 +14,7 @@ from torch import Tensor
 import tiny_models
 from unmask import MDLM, DiTConfig, ModelConfig, Vocab
 from unmask.backbones.dit import LocalInit
+from unmask.context import Context
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.model import Denoiser
@@ -30,7 +31,7 @@ def question(length: int, seed: int, rows: int = 1, **context: Any) -> ForwardCa
     z = torch.randint(7, (rows, length), generator=random)
     z[:, 0] = 6
     t = torch.rand(rows, 1, generator=random, dtype=torch.float64)
-    return ForwardCall(z, t, z == 6, None, context)
+    return ForwardCall(z, t, z == 6, None, Context(**context))
 
 
 def denoiser(kind: str) -> Denoiser:
@@ -49,9 +50,9 @@ def test_answers_are_those_that_each_would_get_alone(kind: str, lengths: tuple[i
     calls = []
 
     class Watched(tiny_models.CountingDenoiser):
-        def __call__(self, z: Tensor, *rest: Any, **context: Any) -> Tensor:
-            calls.append((tuple(z.shape), "valid" in context))
-            return super().__call__(z, *rest, **context)
+        def __call__(self, z: Tensor, t: Tensor, positions: Any, context: Context, **options: Any) -> Tensor:  # type: ignore[override]
+            calls.append((tuple(z.shape), context.valid is not None))
+            return super().__call__(z, t, positions, context, **options)
 
     answers = run_batch(Watched(net), questions)
     assert calls == [((sum(len(q.z) for q in questions), max(lengths)), len(set(lengths)) > 1)]
@@ -133,7 +134,7 @@ def test_rows_may_be_asked_by_index(by_index: tuple[int, ...]) -> None:
 def test_times_of_single_positions_stay_with_them() -> None:
     net = denoiser("timed")
     one, other = question(6, 0), question(9, 1)
-    one = ForwardCall(one.z, torch.linspace(0, 1, 6, dtype=torch.float64)[None], one.positions, None, {})
+    one = ForwardCall(one.z, torch.linspace(0, 1, 6, dtype=torch.float64)[None], one.positions, None)
     for asked, answer in zip((one, other), run_batch(net, [one, other]), strict=True):
         torch.testing.assert_close(answer, net(asked.z, asked.t, asked.positions), rtol=1e-10, atol=1e-10)
 

@@ -17,6 +17,7 @@ import torch
 
 import training_worker as worker
 from unmask import MDLM, DiTConfig, ModelConfig, Vocab
+from unmask.context import Context
 from unmask.distributed import Distributed
 from unmask.hardware.flops import (
     ThroughputMeter,
@@ -45,9 +46,9 @@ def test_counted_flops_are_those_of_the_formula(masked: bool) -> None:
     model = ModelConfig(Vocab(VOCABULARY, VOCABULARY - 1), backbone, MDLM()).build()
     z = torch.full((ROWS, LENGTH), VOCABULARY - 1)
     rows = torch.rand(z.shape, generator=torch.Generator().manual_seed(0)) < 0.5
-    context = {"valid": torch.ones_like(rows)} if masked else {}
+    context = Context(valid=torch.ones_like(rows) if masked else None)
     with count_flops(True) as count:
-        log_x = model(z, torch.full((ROWS, 1), 0.5), rows, **context)
+        log_x = model(z, torch.full((ROWS, 1), 0.5), rows, context)
         log_x[:, 0].sum().backward()
     blocks = DEPTH * (12 * WIDTH**2 * 6 * ROWS * LENGTH + attention_flops(ROWS, LENGTH, WIDTH))
     asked = int(rows.sum())

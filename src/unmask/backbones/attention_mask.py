@@ -8,66 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unmask.context import AttentionStages, Cache, CacheView, Context
+
 FLEX_DEVICES = frozenset({"cuda"})
 """Devices on which flex attention has a backward pass."""
 
 
-@dataclass(frozen=True)
-class AttentionStages:
-    """Text that is read in stages, as where it is written block by block.
-
-    A position sees all of its own stage and, of earlier stages, what lasts. `place` is where a token stands
-    in the text; a token that is read twice, hidden and clean, has two positions of one place.
-    """
-
-    stage: Tensor
-    """int64 [L]."""
-    persistent: Tensor
-    """bool [L]."""
-    position: Tensor
-    """int64 [L]."""
-
-    @classmethod
-    def two_stream(cls, length: int, block_size: int, device: torch.device) -> AttentionStages:
-        """[z ; x]: noisy blocks see themselves and the clean ones before them, clean ones those up to
-        theirs."""
-        return _two_stream(length, block_size, device)
-
-    @classmethod
-    def block_causal(
-        cls, first: int, last: int, block_size: int, first_noisy: int, device: torch.device
-    ) -> AttentionStages:
-        """The places first, ..., last - 1, those from `noisy` on being hidden: nobody after them sees
-        them."""
-        place = torch.arange(first, last, device=device)
-        return cls(2 * (place // block_size) + (place < first_noisy), place < first_noisy, place)
-
-    @property
-    def num_positions(self) -> int:
-        """How many there are, however often they are read."""
-        return int(self.position.max() - self.position.min()) + 1
-
-    def mask(self) -> Tensor:
-        """[L, L] booleans: whether query i sees key j."""
-        earlier = self.persistent & (self.stage < self.stage[:, None])
-        return earlier | (self.stage == self.stage[:, None])
-
-
-@lru_cache(maxsize=16)
-def _two_stream(length: int, block_size: int, device: torch.device) -> AttentionStages:
-    place = torch.arange(length, device=device)
-    stage = 2 * (place // block_size)
-    lasts = torch.arange(2 * length, device=device) >= length
-    return AttentionStages(torch.cat([stage, stage + 1]), lasts, torch.cat([place, place]))
-
-
-class KVCache:
+class KVCache(Cache):
     """Keys and values of places that were read before, one pair a layer; `first` is the place of the first.
 
     Sequences may be dropped when they have ended, and the oldest places when there are too many.
@@ -84,11 +36,11 @@ class KVCache:
         return self.start + (self.layers[-1][0].shape[-2] if self.layers else 0)
 
     def view(
-        self, start: int | None = None, num_kept: int | None = None, sequence_ids: Tensor | None = None
-    ) -> CacheView:
+        self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
+    ) -> KVCacheView:
         """A call whose tokens stand at `start` (after all that is held, if None); the first `keep` of them
         (all, if None) are held from then on. `rows` are its sequences among those held."""
-        return CacheView(self, self.end if start is None else start, num_kept, sequence_ids)
+        return KVCacheView(self, self.end if start is None else start, keep, sequence_ids)
 
     def select(self, sequence_ids: Tensor) -> None:
         """Go on with these sequences."""
@@ -105,14 +57,16 @@ class KVCache:
         self.embeddings = None if self.embeddings is None else fn(self.embeddings)
 
 
-@dataclass(frozen=True)
-class CacheView:
+class KVCacheView(CacheView):
     """A call beside a cache: its tokens stand at the place `start` and those after it."""
 
-    kv_cache: KVCache
-    start: int
-    num_kept: int | None
-    sequence_ids: Tensor | None
+    def __init__(self, kv_cache: KVCache, start: int, keep: int | None, sequence_ids: Tensor | None) -> None:
+        self.kv_cache, self.keep, self.sequence_ids = kv_cache, keep, sequence_ids
+        self._start = start
+
+    @property
+    def start(self) -> int:
+        return self._start
 
     @property
     def cached_length(self) -> int:
@@ -144,11 +98,21 @@ class CacheView:
         return torch.cat([cached[..., :before, :], new, cached[..., before + new.shape[-2] :, :]], -2)
 
     def _updated(self, cached: Tensor, new: Tensor) -> Tensor:
-        keep = new.shape[-2] if self.num_kept is None else self.num_kept
+        keep = new.shape[-2] if self.keep is None else self.keep
         if keep == 0:
             return cached
         before = self.start - self.kv_cache.start
         return torch.cat([cached[..., :before, :], new[..., :keep, :], cached[..., before + keep :, :]], -2)
+
+
+def kv_view(context: Context) -> KVCacheView | None:
+    """The context's cache; refuse one that another kind of network has made."""
+    if context.cache is not None and not isinstance(context.cache, KVCacheView):
+        raise ValueError(
+            f"this network caches keys and values, and was given a {type(context.cache).__name__}:"
+            " take a cache from its own new_cache()"
+        )
+    return context.cache
 
 
 @dataclass(frozen=True)
@@ -208,13 +172,12 @@ def attention_context(
     device: torch.device,
     *,
     causal: bool,
-    valid: Tensor | None = None,
-    document_ids: Tensor | None = None,
-    stages: AttentionStages | None = None,
-    cache: CacheView | None = None,
+    context: Context = Context(),
 ) -> AttentionContext:
     """Who sees whom in a call of `length` tokens; `valid` and `documents` [B, places] are those of the
     text."""
+    valid, document_ids, stages = context.valid, context.document_ids, context.stages
+    cache = kv_view(context)
     start = 0 if cache is None else cache.start
     query = torch.arange(start, start + length, device=device) if stages is None else stages.position
     key, before, held = query, 0, 0

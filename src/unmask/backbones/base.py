@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
-from unmask.backbones.attention_mask import AttentionStages, CacheView
+from unmask.context import Cache, Context
 from unmask.ops.linear import linear
 from unmask.types import Positions, Times, Tokens
 
@@ -35,11 +35,7 @@ class Backbone(nn.Module):
         tokens: Tokens,
         t: Times,
         positions: Positions | None = None,
-        *,
-        valid: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        stages: AttentionStages | None = None,
-        cache: CacheView | None = None,
+        context: Context = Context(),
     ) -> Tensor:
         """Hidden states [B, L, width] or, if `rows` are asked, of these [N, width].
 
@@ -48,6 +44,10 @@ class Backbone(nn.Module):
         `beside` a cache, tokens see what it holds. `valid` and `documents` [B, places] are by place: of the
         whole text, of which the tokens may be a part.
         """
+
+    @abstractmethod
+    def new_cache(self) -> Cache:
+        """An empty cache, of the kind that `encode` takes."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] for hidden states [N, width]."""

@@ -17,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.backbones.attention_mask import (
     FLEX_DEVICES,
-    AttentionStages,
-    CacheView,
+    KVCache,
+    KVCacheView,
     attention_context,
     flex_block_mask,
+    kv_view,
 )
 from unmask.backbones.base import Backbone
 from unmask.backbones.layers import (
@@ -31,6 +32,7 @@ from unmask.backbones.layers import (
     RotaryEmbedding,
     TimeEmbedding,
 )
+from unmask.context import Context
 from unmask.ops.activations import GELU, SquaredReLU, SwiGLU
 from unmask.ops.linear import Linear, cast_like_autocast
 from unmask.ops.packing import PackedTokens, SelectedPositions
@@ -207,7 +209,7 @@ class Block(nn.Module):
         time_emb: Tensor | None,
         cos_sin: CosSin,
         attn_mask: Any = None,
-        cache: CacheView | None = None,
+        cache: KVCacheView | None = None,
         layer_index: int = 0,
         selected: SelectedPositions | None = None,
         packed: PackedTokens | None = None,
@@ -283,31 +285,22 @@ class DiT(Backbone):
         tokens: Tokens,
         t: Times,
         positions: Positions | None = None,
-        *,
-        valid: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        stages: AttentionStages | None = None,
-        cache: CacheView | None = None,
+        context: Context = Context(),
     ) -> Tensor:
-        told: dict[str, Any] = {
-            "valid": valid,
-            "document_ids": document_ids,
-            "stages": stages,
-            "cache": cache,
-        }
         if isinstance(positions, tuple):  # in any order, and some perhaps twice
             flags = torch.zeros_like(tokens, dtype=torch.bool)
             flags[positions] = True
             number = (flags.flatten().cumsum(0) - 1).view(flags.shape)[positions]
-            return self.encode(tokens, t, flags, **told)[number]
+            return self.encode(tokens, t, flags, context)[number]
         if self.shift_logits and positions is None:
             everywhere = torch.ones_like(tokens, dtype=torch.bool)
-            return self.encode(tokens, t, everywhere, **told).view(*tokens.shape, -1)
-        view = attention_context(tokens.shape[1], tokens.device, causal=self.causal, **told)
+            return self.encode(tokens, t, everywhere, context).view(*tokens.shape, -1)
+        view = attention_context(tokens.shape[1], tokens.device, causal=self.causal, context=context)
+        stages, cache = context.stages, kv_view(context)
         x: Tensor = self.embedding(tokens)
         if self.local_conv is not None:
             if stages is None and cache is None:
-                x = x + self.local_conv(x, valid, document_ids)
+                x = x + self.local_conv(x, context.valid, context.document_ids)
             else:
                 x = x + self.local_conv.gathered(x if cache is None else cache.update_embeddings(x), view)
         taken: Tensor | None = None
@@ -340,6 +333,9 @@ class DiT(Backbone):
             shift, scale = self.modulation(time).chunk(2, dim=-1)
             x = x * (1 + scale) + shift
         return x if taken is None else x[taken]
+
+    def new_cache(self) -> KVCache:
+        return KVCache()
 
     def _run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         if self.gradient_checkpointing and torch.is_grad_enabled():

@@ -10,16 +10,17 @@ import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones.attention_mask import AttentionContext, AttentionStages, CacheView, attention_context
+from unmask.backbones.attention_mask import AttentionContext, KVCache, KVCacheView, attention_context, kv_view
 from unmask.backbones.base import Backbone
 from unmask.backbones.hf_attention import HFCacheAdapter, hf_attention_mask
+from unmask.context import AttentionStages, Context
 from unmask.io.untrusted import parse_json
 from unmask.types import Positions, Times, Tokens, Vocab
 
@@ -148,23 +149,12 @@ class HFBackbone(Backbone):
         tokens: Tokens,
         t: Times,
         positions: Positions | None = None,
-        *,
-        valid: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        stages: AttentionStages | None = None,
-        cache: CacheView | None = None,
+        context: Context = Context(),
     ) -> Tensor:
-        context: dict[str, Any] = {
-            "valid": valid,
-            "document_ids": document_ids,
-            "stages": stages,
-            "cache": cache,
-        }
-        view = attention_context(tokens.shape[1], tokens.device, causal=False, **context)
-        plain = self.future_visibility is None and document_ids is None and stages is None and cache is None
-        hidden = self._hidden_states(
-            tokens, view, _padding_mask(tokens, valid) if plain else self._attention_mask(view), cache
-        )
+        view = attention_context(tokens.shape[1], tokens.device, causal=False, context=context)
+        plain = self.future_visibility is None and replace(context, valid=None).is_empty
+        mask = _padding_mask(tokens, context.valid) if plain else self._attention_mask(view)
+        hidden = self._hidden_states(tokens, view, mask, kv_view(context))
         if not self.shift_logits:
             return hidden if positions is None else hidden[positions]
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
@@ -175,8 +165,11 @@ class HFBackbone(Backbone):
         hidden = hidden.view(*tokens.shape, -1)
         return hidden if positions is None else hidden[positions]
 
+    def new_cache(self) -> KVCache:
+        return KVCache()
+
     def _hidden_states(
-        self, tokens: Tokens, context: AttentionContext, mask: Any, cache: CacheView | None = None
+        self, tokens: Tokens, context: AttentionContext, mask: Any, cache: KVCacheView | None = None
     ) -> Tensor:
         """What the head would read [B, n, width]."""
         if cache is not None and self.future_visibility is None:
@@ -220,7 +213,7 @@ class HFBackbone(Backbone):
         changes = []
         for stages in ([0, 0, 0], [0, 0, 1]):  # the last token is seen by the others, and is not
             order = AttentionStages(torch.tensor(stages, device=device), place < 3, place)
-            view = attention_context(3, device, causal=False, stages=order)
+            view = attention_context(3, device, causal=False, context=Context(stages=order))
             mask = hf_attention_mask(view, None if self.future_visibility is None else 1.0, self.model)
             try:
                 with eval_mode(self.model):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.backbones.attention_mask import AttentionContext, CacheView
+from unmask.backbones.attention_mask import AttentionContext, KVCacheView
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 """Its multiples, without their whole parts, fill [0, 1) evenly."""
@@ -58,7 +58,7 @@ def _to_hf(mask: Tensor, context: AttentionContext, model: Any) -> Tensor:
 class HFCacheAdapter:
     """A cache of ours as one of transformers, which asks it for nothing but keys and values."""
 
-    def __init__(self, cache: CacheView) -> None:
+    def __init__(self, cache: KVCacheView) -> None:
         self.cache = cache
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

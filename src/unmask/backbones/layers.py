@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unmask.backbones.attention_mask import AttentionContext, CacheView
+from unmask.backbones.attention_mask import AttentionContext, KVCacheView
 from unmask.ops.cpu_attention import attention
 from unmask.ops.linear import Linear, linear_activation, linear_split
 from unmask.ops.packing import PackedTokens, SelectedPositions
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         x: Tensor,
         cos_sin: CosSin,
         attn_mask: Any = None,
-        cache: CacheView | None = None,
+        cache: KVCacheView | None = None,
         layer_index: int = 0,
         selected: SelectedPositions | None = None,
         packed: PackedTokens | None = None,
@@ -169,7 +169,7 @@ class Attention(nn.Module):
         x: Tensor,
         cos_sin: CosSin,
         attn_mask: Tensor | None,
-        cache: CacheView | None,
+        cache: KVCacheView | None,
         layer_index: int,
     ) -> Tensor:
         """The same at the asked positions only, [N, width]: keys and values of all, queries of these."""

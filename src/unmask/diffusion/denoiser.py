@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from unmask.context import Cache, Context
 from unmask.diffusion.process import Process
 from unmask.types import LogX, Positions, RowFn, Times, Tokens, Vocab
 
@@ -55,10 +56,10 @@ class DenoiserLike(Protocol):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         """One line of log_x for each row of z that is asked.
 
@@ -66,6 +67,10 @@ class DenoiserLike(Protocol):
         be whole, and what is said of one line may decide what another is like. `which` sequences of a canvas
         these are [B] is of no interest to a network, but to denoisers that know something of each of them.
         """
+        ...
+
+    def new_cache(self) -> Cache:
+        """An empty cache, for calls that read a text part by part."""
         ...
 
 
@@ -114,3 +119,6 @@ class DenoiserWrapper:
     @property
     def shift_logits(self) -> bool:
         return self.denoiser.shift_logits
+
+    def new_cache(self) -> Cache:
+        return self.denoiser.new_cache()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from unmask.context import Context
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
 from unmask.guidance.calls import (
     cache_offset,
@@ -90,19 +90,19 @@ class AllowedTokens(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         if self.allowed.ndim == 1 and bool(self.any_allowed) and (row_fn is None or isinstance(row_fn, BatchableRowFn)):
             return self.denoiser(
                 z,
                 t,
                 positions,
+                context,
                 row_fn=_RestrictTokens(self.allowed, row_fn),
                 sequence_ids=sequence_ids,
-                **context,
             )
         sequence_ids, start = resolve_sequence_ids(z, sequence_ids), cache_offset(context)
         if self.allowed.ndim > 1:
@@ -118,7 +118,7 @@ class AllowedTokens(DenoiserWrapper):
             log_x = renormalize_like(log_x, log_x.masked_fill(~allowed.to(log_x.device), -torch.inf))
             return log_x if row_fn is None else row_fn(log_x, indices)
 
-        return self.denoiser(z, t, positions, row_fn=cut, sequence_ids=sequence_ids, **context)
+        return self.denoiser(z, t, positions, context, row_fn=cut, sequence_ids=sequence_ids)
 
     def _validate_holes(self, z: Tokens, sequence_ids: Tensor, offset: int) -> None:
         possible = self.any_allowed

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from unmask.backbones.attention_mask import CacheView
+from unmask.context import Context
 from unmask.types import LogX, Positions, Tokens
 
 
@@ -25,10 +24,9 @@ def resolve_sequence_ids(z: Tokens, sequence_ids: Tensor | None) -> Tensor:
     return torch.arange(len(z), device=z.device) if sequence_ids is None else sequence_ids
 
 
-def cache_offset(context: Mapping[str, Any]) -> int | None:
+def cache_offset(context: Context) -> int | None:
     """Where in the text a call beside a cache begins; None where it must be the whole text."""
-    beside: CacheView | None = context.get("cache")
-    return None if beside is None else beside.start
+    return None if context.cache is None else context.cache.start
 
 
 def validate_shape(z: Tokens, sequence_ids: Tensor, offset: int | None, shape: Sequence[int], what: str) -> None:

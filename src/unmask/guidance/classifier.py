@@ -7,12 +7,13 @@ line keeps its mass S: it sums to one afterwards if it did before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance.calls import (
     cache_offset,
@@ -49,10 +50,10 @@ class ClassifierFreeGuidance(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         if cache_offset(context) is not None:
             raise ValueError(
@@ -64,11 +65,15 @@ class ClassifierFreeGuidance(DenoiserWrapper):
         given = self.condition.to(z.device)
         given = given if given.ndim == 1 else given[sequence_ids]
         both = torch.cat([z, z.masked_fill(given, self.vocab.mask_id)])
-        context = {name: _duplicate(value, len(z)) for name, value in context.items()}
+        context = replace(
+            context,
+            valid=_duplicate(context.valid, len(z)),
+            document_ids=_duplicate(context.document_ids, len(z)),
+        )
         sequence, place = query_indices(positions)
         copies = (torch.cat([sequence, sequence + len(z)]), torch.cat([place, place]))
         lines = self.denoiser(
-            both, torch.cat([t, t]), copies, sequence_ids=torch.cat([sequence_ids, sequence_ids]), **context
+            both, torch.cat([t, t]), copies, context, sequence_ids=torch.cat([sequence_ids, sequence_ids])
         )
         log_x = self._guide(*lines.chunk(2))
         return log_x if row_fn is None else row_fn(log_x, slice(None))
@@ -103,10 +108,10 @@ class ExactClassifierGuidance(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         _require_no_cache(context)
         sequence, place = query_indices(positions)
@@ -116,7 +121,7 @@ class ExactClassifierGuidance(DenoiserWrapper):
             log_x = renormalize_like(log_x, log_x + self.scale * said)
             return log_x if row_fn is None else row_fn(log_x, indices)
 
-        return self.denoiser(z, t, positions, row_fn=guided, sequence_ids=sequence_ids, **context)
+        return self.denoiser(z, t, positions, context, row_fn=guided, sequence_ids=sequence_ids)
 
     def _class_log_probs(self, z: Tokens, positions: Tensor) -> Tensor:
         """log p(y | z with v at its place) [n, V] for sequences [n, L]; nothing is said of the mask."""
@@ -167,10 +172,10 @@ class TaylorClassifierGuidance(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         _require_no_cache(context)
         embedding = self.classifier.embedding.detach()
@@ -183,7 +188,7 @@ class TaylorClassifierGuidance(DenoiserWrapper):
             log_x = renormalize_like(log_x, log_x + self.scale * said.to(log_x))
             return log_x if row_fn is None else row_fn(log_x, indices)
 
-        return self.denoiser(z, t, positions, row_fn=guided, sequence_ids=sequence_ids, **context)
+        return self.denoiser(z, t, positions, context, row_fn=guided, sequence_ids=sequence_ids)
 
     def _embedding_grad(self, z: Tokens, embedding: Tensor) -> Tensor:
         """d log p(y | z)/d embedded tokens [B, L, D]."""
@@ -199,12 +204,12 @@ def _validate_scale(scale: float) -> float:
     return scale
 
 
-def _duplicate(value: Any, batch_size: int) -> Any:
-    """What a call says of each of its sequences, said of their copies too."""
-    return torch.cat([value, value]) if isinstance(value, Tensor) and len(value) == batch_size else value
+def _duplicate(values: Tensor | None, batch_size: int) -> Tensor | None:
+    """Values of each sequence, for the sequences and their copies; values that all share stay as they are."""
+    return values if values is None or len(values) != batch_size else torch.cat([values, values])
 
 
-def _require_no_cache(context: Mapping[str, Any]) -> None:
+def _require_no_cache(context: Context) -> None:
     if cache_offset(context) is not None:
         raise ValueError(
             "a classifier must read the whole text, and a sampler with a cache shows a part of it at a time;"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unmask.context import Context
 from unmask.data.corpus import TextStats
 from unmask.data.loader import Loader
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
@@ -26,7 +26,7 @@ from unmask.likelihood.control_variate import CONTROL_VARIATE_BETA, control_vari
 from unmask.likelihood.score import TIME_BINS, Score, combine_scores
 from unmask.objectives import MDLM
 from unmask.objectives.base import MaskedObjective, Objective
-from unmask.types import Batch, NonFiniteError, Positions, Times, Tokens
+from unmask.types import Batch, NonFiniteError, Positions, RowFn, Times, Tokens
 
 _NUM_REPLICATES = 8
 """Independent stratified estimates of each text, from whose spread the standard error comes."""
@@ -206,10 +206,19 @@ class _TimeRecorder(DenoiserWrapper):
         self.t: Tensor | None = None
         self.positions: Positions | None = None
 
-    def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
+    def __call__(
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        context: Context = Context(),
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
+    ) -> Tensor:
         if self.t is None:
             self.t, self.positions = t, positions
-        return self.denoiser(z, t, positions, **context)
+        return self.denoiser(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
 
 
 def _low_variance_objective(denoiser: DenoiserLike, objective: Objective) -> Objective:

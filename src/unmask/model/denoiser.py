@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from unmask.backbones import AnyBackbone
-from unmask.backbones.attention_mask import AttentionStages
 from unmask.backbones.base import Backbone
+from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.process import Process
 from unmask.objectives import AnyObjective
 from unmask.ops.chunked_head import LogProbRowFn, chunked_head, log_probs_inplace
@@ -97,15 +97,15 @@ class Denoiser(nn.Module):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
-        self._validate_inputs(z, t, positions, context.get("stages"))
+        self._validate_inputs(z, t, positions, context.stages)
         with torch.autocast(z.device.type, torch.bfloat16) if self.use_bf16 else nullcontext():
-            hidden = self._encode(z, self._time_input(t), positions, **context)
+            hidden = self._encode(z, self._time_input(t), positions, context)
         alpha = self._alpha(z, t, positions)
         if row_fn is None:
             said = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
@@ -117,12 +117,16 @@ class Denoiser(nn.Module):
             raise NonFiniteError("the network's log-probabilities are NaN; its weights are damaged")
         return said
 
-    def _encode(self, z: Tokens, time_input: Tensor, positions: Positions, **context: Any) -> Tensor:
+    def new_cache(self) -> Cache:
+        """An empty cache of the network's kind."""
+        return self.backbone.new_cache()
+
+    def _encode(self, z: Tokens, time_input: Tensor, positions: Positions, context: Context) -> Tensor:
         """Sequences that are all the same, as they are before anything is written, are read once."""
         alike = len(z) > 1 and not self.training and not torch.is_grad_enabled()
-        alike = alike and all(each is None for each in context.values()) and bool((z == z[:1]).all())
+        alike = alike and context.is_empty and bool((z == z[:1]).all())
         if not alike or (self.backbone.time_conditioned and not bool((time_input == time_input[:1]).all())):
-            return self.backbone.encode(z, time_input, positions, **context)
+            return self.backbone.encode(z, time_input, positions, context)
         place = positions.nonzero()[:, 1] if isinstance(positions, Tensor) else positions[1]
         return self.backbone.encode(z[:1], time_input[:1], (torch.zeros_like(place), place))
 

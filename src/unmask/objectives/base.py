@@ -130,7 +130,7 @@ class MaskedObjective(Objective):
         self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Tensor, row_fn: RowFn
     ) -> Tensor:
         """What the network is charged [N] at the rows of z."""
-        return denoiser(z, t, positions, row_fn=row_fn, **batch.context)
+        return denoiser(z, t, positions, batch.context, row_fn=row_fn)
 
 
 def sample_noise(

@@ -7,13 +7,13 @@ clean blocks before it. Blocks as long as the text are MDLM; blocks of one token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unmask.backbones.attention_mask import AttentionStages
+from unmask.context import AttentionStages
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise_level import NoiseLevel
 from unmask.diffusion.process import BlockMasking, Masking
@@ -79,7 +79,6 @@ class BlockDiffusion(MaskedObjective):
             torch.cat([z, clean], 1),
             torch.cat([t, torch.zeros_like(t)], 1),
             torch.cat([positions, torch.zeros_like(positions)], 1),
+            replace(batch.context, stages=order),
             row_fn=row_fn,
-            stages=order,
-            **batch.context,
         )

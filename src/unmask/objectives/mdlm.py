@@ -73,7 +73,7 @@ class MDLM(MaskedObjective):
         z = corrupt_batch(Masking(self.schedule), batch, self.schedule.alpha(t), noise, denoiser.vocab)
         rows = (z != denoiser.vocab.mask_id) & batch.loss_mask
         price = WeightedNLL.unweighted(batch.tokens[rows])
-        return scatter_positions(denoiser(z, t, rows, row_fn=price, **batch.context), rows)
+        return scatter_positions(denoiser(z, t, rows, batch.context, row_fn=price), rows)
 
 
 def subs(logits: Tensor, vocab: Vocab) -> LogX:

@@ -40,4 +40,4 @@ class NextToken(Objective):
         t = torch.zeros(len(batch.tokens), 1, device=batch.tokens.device)
         text = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoiser.vocab.mask_id)
         z, price = shift_right(text, denoiser.vocab), WeightedNLL.unweighted(batch.tokens[rows])
-        return scatter_positions(denoiser(z, t, rows, row_fn=price, **batch.context), rows)
+        return scatter_positions(denoiser(z, t, rows, batch.context, row_fn=price), rows)

@@ -61,7 +61,7 @@ class UniformDiffusion(Objective):
             kl = self._kl(seen[indices], x[indices], log_x, alpha_s[indices], alpha_t[indices], vocab)
             return self.steps * weight[indices].to(kl) * kl
 
-        return scatter_positions(denoiser(z, i / self.steps, rows, row_fn=price, **batch.context), rows)
+        return scatter_positions(denoiser(z, i / self.steps, rows, batch.context, row_fn=price), rows)
 
     def _kl(self, z: Tensor, x: Tensor, log_x: LogX, alpha_s: Tensor, alpha_t: Tensor, vocab: Vocab) -> Tensor:
         """KL between the posteriors of the truth and of the prediction, [N]; float64 keeps the tails."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
+from unmask.context import Context
 from unmask.data.corpus import Corpus
 from unmask.data.loader import Loader, RowLayout
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
@@ -97,14 +97,21 @@ class _ShiftedDenoiser(DenoiserWrapper):
         self.offset = offset
 
     def __call__(
-        self, z: Tokens, t: Times, positions: Positions, *, row_fn: RowFn | None = None, **context: Any
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        context: Context = Context(),
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
     ) -> Tensor:
         def shifted(log_x: LogX, indices: slice | Tensor) -> Tensor:
             return log_x + self.offset if row_fn is None else row_fn(log_x + self.offset, indices)
 
         if row_fn is None:
-            return shifted(self.denoiser(z, t, positions, **context), slice(None))
-        return self.denoiser(z, t, positions, row_fn=shifted, **context)
+            return shifted(self.denoiser(z, t, positions, context, sequence_ids=sequence_ids), slice(None))
+        return self.denoiser(z, t, positions, context, row_fn=shifted, sequence_ids=sequence_ids)
 
 
 def _is_weighted_nll(objective: AnyObjective) -> bool:

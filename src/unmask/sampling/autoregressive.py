@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.backbones.attention_mask import KVCache
+from unmask.context import Context
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
@@ -30,12 +30,12 @@ class Autoregressive:
         hidden = z == denoiser.vocab.mask_id
         uniform = seeded_uniform(canvas.seeds, z.shape[1], draw=1).to(z.device)
         t = torch.zeros(len(z), 1, device=z.device)
-        cache = KVCache()
+        cache = denoiser.new_cache()
         for place in hidden.any(0).nonzero()[:, 0].tolist():
             unread = shift_right(z, denoiser.vocab)[:, cache.end : place + 1]
             rows = torch.zeros_like(unread, dtype=torch.bool)
             rows[:, -1] = hidden[:, place]
             drawn = DrawTokens(self.params, uniform[rows[:, -1], place], denoiser.vocab.mask_id)
             z = z.clone()
-            z[rows[:, -1], place] = denoiser(unread, t, rows, row_fn=drawn, cache=cache.view())
+            z[rows[:, -1], place] = denoiser(unread, t, rows, Context(cache=cache.view()), row_fn=drawn)
             yield z

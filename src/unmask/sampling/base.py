@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from unmask.config import lookup
+from unmask.context import Context
 from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, Process, UniformNoise
 from unmask.sampling.canvas import Canvas
-from unmask.types import LogX, Positions, Times, Tokens
+from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 
 class Sampler(Protocol):
@@ -165,15 +166,23 @@ class PaddedDenoiser(DenoiserWrapper):
         self.valid = valid
 
     def __call__(
-        self, z: Tokens, t: Times, positions: Positions, *, sequence_ids: Tensor | None = None, **context: Any
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        context: Context = Context(),
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
     ) -> Tensor:
         valid = self.valid if sequence_ids is None else self.valid[sequence_ids]
-        if z.shape[1] != valid.shape[1] and not context.keys() & {"stages", "cache"}:
+        if z.shape[1] != valid.shape[1] and context.stages is None and context.cache is None:
             raise ValueError(
                 "prompts of different lengths begin with padding, which a sliding window would leave behind:"
                 " complete them one by one, or with texts that the model takes as a whole"
             )
-        return self.denoiser(z, t, positions, sequence_ids=sequence_ids, valid=valid, **context)
+        context = replace(context, valid=valid)
+        return self.denoiser(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
 
 
 class CountingDenoiser(DenoiserWrapper):
@@ -183,8 +192,17 @@ class CountingDenoiser(DenoiserWrapper):
         super().__init__(denoiser)
         self.nfe = self.num_sequences = self.num_queries = 0
 
-    def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
-        said = self.denoiser(z, t, positions, **context)
+    def __call__(
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        context: Context = Context(),
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
+    ) -> Tensor:
+        said = self.denoiser(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
         self.nfe += 1
         self.num_sequences += len(z)
         self.num_queries += len(said)

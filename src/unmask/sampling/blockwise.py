@@ -13,13 +13,13 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from unmask.backbones.attention_mask import AttentionStages, KVCache
+from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import BlockMasking, Masking
@@ -120,11 +120,11 @@ class Blockwise:
             resolve_option(self.cache, CACHE_POLICIES, "cache"),
             resolve_masked_sampler(self.sampler),
         )
-        holes, cache = z == denoiser.vocab.mask_id, KVCache()
+        holes, cache = z == denoiser.vocab.mask_id, denoiser.new_cache()
         for number, begin in enumerate(range(first_start, length, size)):
             window = slice(begin, min(begin + size, length))
             if not isinstance(process, BlockMasking):
-                cache = KVCache()  # an approximation holds for a block
+                cache = denoiser.new_cache()  # an approximation holds for a block
             view = _BlockView(denoiser, z, sequence_ids, holes[sequence_ids].sum(1), window, plan, cache)
             seeds = tuple(derive_seed(canvas.seeds[row], number) for row in sequence_ids.tolist())
             for written in sampler.run(view, Canvas(z[sequence_ids, window], seeds)):
@@ -172,7 +172,7 @@ class _BlockView(DenoiserWrapper):
         num_initial: Tensor,
         block_slice: slice,
         cache_policy: _CachePolicy,
-        cache: KVCache,
+        cache: Cache,
     ) -> None:
         super().__init__(denoiser)
         self.z, self.outer_ids, self.num_initial, self.block_slice, self.cache_policy, self.cache = (
@@ -194,10 +194,10 @@ class _BlockView(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         assert isinstance(positions, Tensor)
         if sequence_ids is None:
@@ -214,14 +214,15 @@ class _BlockView(DenoiserWrapper):
         times = t.new_zeros(len(text), text.shape[1])
         times[mine, inside] = self._time(z, t, sequence_ids).to(t).expand(-1, z.shape[1])
         if isinstance(self.outer_process, BlockMasking):
-            context["stages"] = AttentionStages.block_causal(
+            stages = AttentionStages.block_causal(
                 span.start, span.stop, self.outer_process.block_size, self.block_slice.start, z.device
             )
+            context = replace(context, stages=stages)
         if not isinstance(self.cache_policy, NoCache) or isinstance(self.outer_process, BlockMasking):
             others = None if span.num_cached or len(sequence_ids) == len(self.outer_ids) else sequence_ids
-            context["cache"] = self.cache.view(span.start, span.num_cached, others)
+            context = replace(context, cache=self.cache.view(span.start, span.num_cached, others))
         self.first_step = False
-        return self.denoiser(text, times, asked, row_fn=row_fn, sequence_ids=self.outer_ids[read], **context)
+        return self.denoiser(text, times, asked, context, row_fn=row_fn, sequence_ids=self.outer_ids[read])
 
     def _time(self, z: Tokens, t: Times, sequence_ids: Tensor) -> Times:
         """A block diffusion model is told the block's time; any other that of the whole text, most of whose

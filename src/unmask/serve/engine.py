@@ -259,7 +259,7 @@ class Engine:
         with self._condition:
             requests = list(self._requests)
         cached = sum(
-            bool(row.coroutine.pending_call and row.coroutine.pending_call.context)
+            row.coroutine.pending_call is not None and not row.coroutine.pending_call.context.is_empty
             for request in requests
             for row in request.running
         )

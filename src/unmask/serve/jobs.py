@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask.context import Context
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
 from unmask.guidance import GuidanceFn
 from unmask.likelihood.estimate import score_sequence
@@ -131,18 +132,24 @@ class _RecordingDenoiser(DenoiserWrapper):
         self._log_x: LogX | None = None
 
     def __call__(
-        self, z: Tokens, t: Times, positions: Positions, *, row_fn: RowFn | None = None, **context: Any
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        context: Context = Context(),
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
     ) -> Tensor:
         joinable = row_fn if isinstance(row_fn, BatchableRowFn) else None
         listening = _RecordingRowFn(joinable)
-        said = self.denoiser(z, t, positions, row_fn=listening, **context)
+        said = self.denoiser(z, t, positions, context, row_fn=listening, sequence_ids=sequence_ids)
         self._log_x = listening.log_x
         sequence, place = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
-        order, beside = context.get("stages"), context.get("cache")
-        if order is not None:
-            place = order.position[place]
-        elif beside is not None:
-            place = place + beside.start
+        if context.stages is not None:
+            place = context.stages.position[place]
+        elif context.cache is not None:
+            place = place + context.cache.start
         pairs = enumerate(zip(sequence.tolist(), place.tolist(), strict=True))
         # Guidance reads a text again with its condition hidden, which is not what is written.
         self._query_index = {place: line for line, (number, place) in pairs if number == 0}

@@ -17,6 +17,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
+from unmask.context import Context
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
 from unmask.guidance.regex.cooperative import YIELD_HOOK
 from unmask.types import Positions, RowFn, Times, Tokens
@@ -39,7 +40,7 @@ class ForwardCall:
     t: Times
     positions: Positions
     row_fn: RowFn | None
-    context: dict[str, Any]
+    context: Context = Context()
 
     @property
     def bucket(self) -> int | None:
@@ -47,7 +48,7 @@ class ForwardCall:
 
         None for a question with something of its own, such as a cache.
         """
-        if self.context:
+        if not self.context.is_empty:
             return None
         return max(_MIN_BUCKET_LENGTH, 1 << (self.z.shape[1] - 1).bit_length())
 
@@ -114,10 +115,10 @@ class _YieldingDenoiser(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         answer: Tensor = _switch_to_parent(ForwardCall(z, t, positions, row_fn, context))
         return answer
@@ -153,7 +154,7 @@ def run_batch(denoiser: DenoiserLike, calls: Sequence[ForwardCall]) -> list[Tens
     """
     if len(calls) == 1 and not isinstance(calls[0].row_fn, BatchableRowFn):
         (one,) = calls
-        return [denoiser(one.z, one.t, one.positions, row_fn=one.row_fn, **one.context)]
+        return [denoiser(one.z, one.t, one.positions, context=one.context, row_fn=one.row_fn)]
     groups = _group_by_key(calls, _MAX_ROW_FN_LOGITS // denoiser.vocab.size)
     several = [[calls[place] for place in group] for group in groups]
     log_x = _log_x(denoiser, [question for group in several for question in group])
@@ -195,7 +196,7 @@ def _log_x(denoiser: DenoiserLike, calls: Sequence[ForwardCall]) -> Tensor:
     """The lines of all questions one after another, from rows of one length."""
     if len(calls) == 1:
         (one,) = calls
-        return denoiser(one.z, one.t, one.positions, **one.context)
+        return denoiser(one.z, one.t, one.positions, one.context)
     lengths = [question.z.shape[1] for question in calls]
     longest = max(lengths)
     z = torch.cat([_pad(question.z, longest, 0) for question in calls])
@@ -206,12 +207,11 @@ def _log_x(denoiser: DenoiserLike, calls: Sequence[ForwardCall]) -> Tensor:
             for question, length in zip(calls, lengths, strict=True)
         ]
     )
-    context: dict[str, Any] = {}
+    context = Context()
     if min(lengths) < longest:
-        context["valid"] = torch.cat(
-            [_pad(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in calls]
-        )
-    return denoiser(z, t, _merge_positions(calls, longest), **context)
+        valid = [_pad(torch.ones_like(question.z, dtype=torch.bool), longest, 0) for question in calls]
+        context = Context(valid=torch.cat(valid))
+    return denoiser(z, t, _merge_positions(calls, longest), context)
 
 
 def _merge_positions(calls: Sequence[ForwardCall], longest: int) -> Positions:

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.distributed import Distributed
-from unmask.types import Positions, Times, Tokens
+from unmask.types import Positions, RowFn, Times, Tokens
 
 _SYNC_BUFFERS_ARG = next(
     name
@@ -65,8 +66,17 @@ class ParallelDenoiser(DenoiserWrapper):
         super().__init__(denoiser)
         self.wrapped = wrapped
 
-    def __call__(self, z: Tokens, t: Times, positions: Positions, **context: Any) -> Tensor:
-        said: Tensor = self.wrapped(z, t, positions, **context)
+    def __call__(
+        self,
+        z: Tokens,
+        t: Times,
+        positions: Positions,
+        context: Context = Context(),
+        *,
+        row_fn: RowFn | None = None,
+        sequence_ids: Tensor | None = None,
+    ) -> Tensor:
+        said: Tensor = self.wrapped(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
         return said
 
     def grad_sync(self, last_microbatch: bool) -> Any:

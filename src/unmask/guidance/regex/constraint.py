@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from unmask.context import Context
 from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance.calls import cache_offset, query_indices, resolve_sequence_ids, validate_shape
@@ -125,10 +126,10 @@ class RegexConstraint(DenoiserWrapper):
         z: Tokens,
         t: Times,
         positions: Positions,
+        context: Context = Context(),
         *,
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
-        **context: Any,
     ) -> Tensor:
         sequence_ids, start = resolve_sequence_ids(z, sequence_ids), cache_offset(context)
         validate_shape(z, sequence_ids, start, self.tokens.shape, "the holes")
@@ -137,14 +138,14 @@ class RegexConstraint(DenoiserWrapper):
         owner = self.hole_ids.to(z.device)[sequence_ids[sequence], place]
         text = self._full_tokens(z, sequence_ids, start)
         if not bool((owner >= 0).any()):
-            return self.denoiser(z, t, positions, row_fn=row_fn, sequence_ids=sequence_ids, **context)
+            return self.denoiser(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
         if row_fn is None and _any_hole_repeats(sequence[owner >= 0], owner[owner >= 0]):
             raise ValueError(
                 "the tokens of a hole that must match a pattern depend on each other, so they cannot be given"
                 " as lines; ask with row_fn= for tokens, or for one place of a hole at a time"
             )
         heard = _RowBuffer(row_fn or _identity, owner >= 0, self.live_ids.to(z.device))
-        self.denoiser(z, t, positions, row_fn=heard, sequence_ids=sequence_ids, **context)
+        self.denoiser(z, t, positions, context, row_fn=heard, sequence_ids=sequence_ids)
         # Only now: who waits for an answer should not keep what it will need in memory.
         draws = self._span_draws(text, sequence.tolist(), place.tolist(), owner.tolist())
         self._compute_messages(draws, heard)

@@ -1,0 +1,118 @@
+"""What a network is told beside tokens and times: padding, documents, attention stages and a cache.
+
+One `Context` travels from whoever calls a denoiser to the network's attention layers. Samplers make a
+`Cache` with `denoiser.new_cache()` and know nothing of its inside.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionStages:
+    """An attention order for text that is generated block by block.
+
+    A query attends to all keys of its own stage, and to the persistent keys of earlier stages. A token
+    that is read twice, noisy and clean, has two indices with the same position.
+    """
+
+    stage: Tensor
+    """int64 [L]: the stage of each token."""
+    persistent: Tensor
+    """bool [L]: whether later stages attend to the token."""
+    position: Tensor
+    """int64 [L]: the token's position in the text."""
+
+    @classmethod
+    def two_stream(cls, length: int, block_size: int, device: torch.device) -> AttentionStages:
+        """[z ; x]: a noisy block attends to itself and to the clean blocks before it, a clean block to the
+        clean blocks up to itself."""
+        return _two_stream(length, block_size, device)
+
+    @classmethod
+    def block_causal(
+        cls, first: int, last: int, block_size: int, first_noisy: int, device: torch.device
+    ) -> AttentionStages:
+        """Positions first, ..., last - 1; later blocks do not attend to those from `first_noisy` on."""
+        position = torch.arange(first, last, device=device)
+        return cls(2 * (position // block_size) + (position < first_noisy), position < first_noisy, position)
+
+    @property
+    def num_positions(self) -> int:
+        """The number of positions of the text, however often each of them is read."""
+        return int(self.position.max() - self.position.min()) + 1
+
+    def mask(self) -> Tensor:
+        """[L, L] booleans: whether query i attends to key j."""
+        earlier = self.persistent & (self.stage < self.stage[:, None])
+        return earlier | (self.stage == self.stage[:, None])
+
+
+@lru_cache(maxsize=16)
+def _two_stream(length: int, block_size: int, device: torch.device) -> AttentionStages:
+    position = torch.arange(length, device=device)
+    stage = 2 * (position // block_size)
+    persistent = torch.arange(2 * length, device=device) >= length
+    return AttentionStages(torch.cat([stage, stage + 1]), persistent, torch.cat([position, position]))
+
+
+class CacheView(ABC):
+    """What a network sees of a cache in one call. What else it offers is between the network and its cache."""
+
+    @property
+    @abstractmethod
+    def start(self) -> int:
+        """The position of the call's first token in the text."""
+
+
+class Cache(ABC):
+    """What a network keeps of the tokens that it has read: keys and values, or a recurrent state.
+
+    A backbone's `new_cache()` makes it; only that backbone looks inside.
+    """
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """The position after the last one that is cached."""
+
+    @abstractmethod
+    def view(self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None) -> CacheView:
+        """A view for one call, whose tokens stand at `start` (by default, at `end`) and the positions after it.
+
+        The first `keep` of them (by default, all) are cached from then on. `sequence_ids` [B] are the call's
+        sequences among the cached ones; None means all of them, in order.
+        """
+
+    @abstractmethod
+    def select(self, sequence_ids: Tensor) -> None:
+        """Keep only these sequences, in this order."""
+
+    @abstractmethod
+    def evict_before(self, position: int) -> None:
+        """Forget all positions before this one."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a network is told beside tokens and times. All of it is optional."""
+
+    valid: Tensor | None = None
+    """bool [B, positions of the text]: False on padding, which no token attends to."""
+    document_ids: Tensor | None = None
+    """int64 [B, positions of the text]: tokens attend only to tokens of their own document."""
+    stages: AttentionStages | None = None
+    """The attention order of text that is read block by block."""
+    cache: CacheView | None = None
+    """Where keys and values of earlier calls are read, and those of this call are kept."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is said."""
+        return all(value is None for value in vars(self).values())
