@@ -49,6 +49,18 @@ def exit_race() -> None:
         del tensor
 
 
+def drop() -> None:
+    """Drop the model, and the group with it, while a thread of the group is slow to release a tensor."""
+    with init_distributed() as distributed:
+        model = FSDP().wrap(nn.Linear(4, 4), distributed)
+        tensor = torch.zeros(1)
+        released = weakref.ref(tensor, lambda _: hashlib.sha256(bytes(300_000_000)))
+        time.sleep(0.3 * distributed.rank)
+        dist.all_reduce(tensor, async_op=True)
+        del tensor
+    del model, released
+
+
 kept: Any = None
 
 SCENARIOS: dict[str, Callable[[], None]] = {
@@ -56,6 +68,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "replicated": lambda: train_two_steps(DDP()),
     "lowrank": test_lowrank.main,
     "race": exit_race,
+    "drop": drop,
 }
 
 

@@ -91,6 +91,9 @@ def init_distributed() -> Iterator[Distributed]:
         yield Distributed(dist.get_rank(), dist.get_world_size(), device)
         dist.barrier()  # nobody leaves while another may still be talking to it
     finally:
+        # A thread of the group that still has to release a tensor needs the interpreter's lock. Whoever drops the
+        # last reference to the group holds that lock and waits for the thread: neither would ever continue.
+        _wait_for_gloo_threads()
         dist.destroy_process_group()
 
 
