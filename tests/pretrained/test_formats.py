@@ -1,4 +1,4 @@
-"""Published layouts beside MDLM's: block diffusion, LLaDA, Dream. In many files, as pickles, from the hub."""
+"""Published formats beside MDLM's: block diffusion, LLaDA, Dream. In many files, as pickles, from the hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unmask
-from unmask import MDLM, BlockDiffusion, DiTConfig, LanguageModel, LlamaBlock, ModelConfig, Vocab
+from unmask import MDLM, SEDD, BlockDiffusion, DiTConfig, LanguageModel, LlamaBlock, ModelConfig, Vocab
+from unmask.config import from_json, to_json
 from unmask.diffusion.schedule import LogLinear
 from unmask.diffusion.time_sampling import ClippedTimes
+from unmask.pretrained.formats import FORMATS
 
 SIZES: dict[str, Any] = {"width": 32, "depth": 2, "heads": 4, "max_length": 24, "dropout": 0.0}
 LINEAR = MDLM(schedule=LogLinear(eps=0.0))
@@ -220,10 +222,10 @@ class Mine:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"block_type": "sequential"}, "block_type = 'sequential', and only 'llama' is known"),
+        ({"block_type": "sequential"}, "block_type = 'sequential', but only 'llama' is supported"),
         ({"include_qkv_bias": True}, "include_qkv_bias = True"),
         ({"mask_token_id": None}, "'mask_token_id', a token id; got None"),
-        ({"d_model": 0}, "'d_model', a whole number above 0; got 0"),
+        ({"d_model": 0}, "'d_model', an integer above 0; got 0"),
         ({"d_model": 16}, "has shape"),
         ({"n_layers": 3}, "lack model.transformer.blocks.2"),
         ({"n_kv_heads": 3}, "cannot share"),
@@ -241,14 +243,14 @@ def test_a_config_that_does_not_fit_is_refused(
         unmask.load(folder)
 
 
-def test_models_that_a_layout_cannot_hold_are_refused(tmp_path: Path) -> None:
+def test_models_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
     for config, words in (
         (replace(MODELS["llada"], objective=MDLM()), "linear schedule only"),
         (
             replace(MODELS["llada"], backbone=DiTConfig(**SIZES, llama=LlamaBlock(40), qk_norm=True)),
-            "backbone.qk_norm=false would",
+            "backbone.qk_norm=false",
         ),
-        (replace(MODELS["bd3lm"], backbone=DiTConfig(**SIZES, qk_norm=True)), "backbone.qk_norm=false would"),
+        (replace(MODELS["bd3lm"], backbone=DiTConfig(**SIZES, qk_norm=True)), "backbone.qk_norm=false"),
     ):
         with pytest.raises(ValueError, match=words):
             unmask.save(model(config), tmp_path / "no", upstream_format=True)
@@ -279,5 +281,36 @@ def test_a_model_is_found_by_its_name_on_the_hub(llada: tuple[LanguageModel, Pat
         ).stdout
 
     assert answer("someone/llada-tiny") == f"MDLM {lm.vocab}\n"
-    assert answer("someone/else").startswith("refused: someone/else is neither a folder nor to be had from the hub")
+    assert answer("someone/else").startswith("refused: someone/else is neither a folder nor available from the hub")
     assert answer("nowhere").startswith("refused: nowhere is not a folder, nor a name on the hub")
+
+
+@dataclass(frozen=True)
+class _LabFormat:
+    """A format from outside the package: our tensors under other names."""
+
+    model_type: str = "lab"
+
+    def can_load(self, config: dict[str, Any]) -> bool:
+        return config.get("model_type") == self.model_type
+
+    def load_state(
+        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
+    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        tensors = {name.removeprefix("lab."): tensor for name, tensor in weights.items()}
+        return from_json(ModelConfig, config["ours"], where), tensors
+
+    def can_export(self, model: LanguageModel) -> bool:
+        return isinstance(model.objective, SEDD)
+
+    def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        config = {"model_type": self.model_type, "ours": to_json(model.denoiser.config)}
+        return config, {f"lab.{name}": tensor for name, tensor in model.denoiser.backbone.state_dict().items()}
+
+
+def test_a_format_from_outside_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = model(ModelConfig(Vocab(13, 12), DiTConfig(**SIZES), SEDD()))
+    monkeypatch.setitem(FORMATS, "lab", _LabFormat())
+    folder = unmask.save(lm, tmp_path / "lab", upstream_format=True)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "lab"
+    assert torch.equal(said(unmask.load(folder)), said(lm))

@@ -215,9 +215,9 @@ def test_incomplete_models_are_refused(tmp_path: Path) -> None:
 
 
 OTHERS = {
-    '{"model_type": "bart", "is_encoder_decoder": true}': "an encoder and a decoder",
+    '{"model_type": "bart", "is_encoder_decoder": true}': "an encoder-decoder",
     '{"model_type": "vit"}': "neither a masked nor a causal LM",
-    '{"model_type": "nobody"}': "a layout that is not known here",
+    '{"model_type": "nobody"}': "has an unknown format",
 }
 
 
@@ -233,7 +233,7 @@ def test_a_folder_of_many_packed_models_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(ValueError, match=r"holds 2 \.gguf files; name one"):
         unmask.load(tmp_path)
-    with pytest.raises(ValueError, match=r"a\.gguf is no model that transformers can read"):
+    with pytest.raises(ValueError, match=r"a\.gguf cannot be read by transformers"):
         unmask.load(tmp_path / "a.gguf")
 
 

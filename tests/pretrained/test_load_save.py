@@ -327,7 +327,7 @@ def test_overwriting_keeps_a_card_that_people_wrote(tmp_path: Path, manifest: st
     assert "library_name: unmask" in (folder / "README.md").read_text()
 
 
-def test_the_published_layout_has_a_card_too(tmp_path: Path) -> None:
+def test_the_published_format_has_a_card_too(tmp_path: Path) -> None:
     folder = unmask.save(model(), tmp_path / "m", upstream_format=True, facts={"steps": "one thousand"})
     assert sorted(contents(folder)) == FILES
     assert "| steps | one thousand |" in (folder / "README.md").read_text()
@@ -352,4 +352,13 @@ def test_a_missing_tokenizer_is_told_before_weights_are_read(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         unmask.load(folder, require_tokenizer=True)
     with pytest.raises(ValueError, match="damaged"):
+        unmask.load(folder)
+
+
+def test_a_folder_of_the_old_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    folder = unmask.save(model(), tmp_path / "old")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "format": "unmask-1"}))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"has the format unmask-1, .* reads unmask-2: export .* or train it again$"):
         unmask.load(folder)

@@ -69,7 +69,7 @@ def published_weights() -> dict[str, Tensor]:
 
 
 def published(folder: Path, weights: dict[str, Tensor] | None = None, **config: Any) -> Path:
-    """A folder in the published layout; a config key given as ... is left out."""
+    """A folder in the published format; a config key given as ... is left out."""
     folder.mkdir(exist_ok=True)
     stated = {key: value for key, value in {**CONFIG, **config}.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(stated))
@@ -213,7 +213,7 @@ def test_text_without_a_tokenizer_is_refused(tmp_path: Path, call: Callable[[Lan
 
 
 @timed_or_not
-def test_a_published_model_is_saved_in_our_layout(tmp_path: Path, timed: bool) -> None:
+def test_a_published_model_is_saved_in_our_format(tmp_path: Path, timed: bool) -> None:
     lm = unmask.load(published(tmp_path / "theirs", time_conditioning=timed))
     again = unmask.load(unmask.save(lm, tmp_path / "ours"))
     assert again.denoiser.config == lm.denoiser.config
@@ -299,7 +299,7 @@ def test_a_wrong_number_of_blocks_is_noticed(tmp_path: Path, blocks: int, proble
 @pytest.mark.parametrize("key", ["vocab_size", "model_length", "hidden_dim", "cond_dim", "n_blocks", "n_heads"])
 def test_sizes_must_be_whole_numbers(tmp_path: Path, key: str, value: object) -> None:
     shown = "None" if value is ... else repr(value)
-    with pytest.raises(ValueError, match=f"'{key}', a whole number above 0; got {shown}"):
+    with pytest.raises(ValueError, match=f"'{key}', an integer above 0; got {shown}"):
         unmask.load(published(tmp_path, **{key: value}))
 
 

@@ -338,5 +338,5 @@ def test_shapes_are_compared_before_anything_is_built(tmp_path: Path, monkeypatc
     bert(tmp_path / "m")
     put("max_position_embeddings", value=10**6)(tmp_path / "m")
     monkeypatch.setattr(huggingface, "read_state_dict", lambda _: pytest.fail("the weights were read"))
-    with pytest.raises(ValueError, match=r"asks for 8,\d\d\d,\d\d\d weights, and the files hold \d,\d\d\d$"):
+    with pytest.raises(ValueError, match=r"asks for 8,\d\d\d,\d\d\d weights, but the files hold \d,\d\d\d$"):
         unmask.load(tmp_path / "m")

@@ -1,13 +1,12 @@
 """Model folders: `config.json`, `model.safetensors`, `tokenizer.json`, a card `README.md` and a
 `manifest.json` of SHA-256 sums.
 
-Reading executes nothing from the folder: JSON and safetensors only. The card is for people, who may change
-or delete it: a model is read whatever its card says, and a card that people wrote is never overwritten.
+Loading executes nothing from the folder: it reads JSON and safetensors only. The card is documentation:
+loading ignores it, and saving never overwrites a card that was edited.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,103 +19,112 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.backbones.dit import DiTConfig
+from unmask.backbones.hf import HFBackboneConfig
 from unmask.config import from_json, to_json
 from unmask.data.tokenizers import Tokenizer
 from unmask.io.atomic import atomic_folder
+from unmask.io.checksums import sha256_of_file
 from unmask.io.locks import file_lock
 from unmask.io.untrusted import read_json_object, require_regular_file
-from unmask.model import Denoiser, LanguageModel, ModelConfig
+from unmask.model import LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer
 from unmask.pretrained.config_checks import check_depth, meta_shapes
-from unmask.pretrained.formats import bd3lm, dream, llada, mdlm
-from unmask.pretrained.formats import hf as huggingface
+from unmask.pretrained.formats import FORMATS, Format, hf
+from unmask.pretrained.formats.gguf import find_gguf_file, load_gguf
+from unmask.pretrained.formats.hf_tokenizer import (
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    load_tokenizer,
+    make_tokenizer_config,
+)
 from unmask.pretrained.hub import resolve_hub
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
-from unmask.pretrained.state_dict import list_weight_files, read_meta_state_dict, read_state_dict
+from unmask.pretrained.state_dict import list_weight_files, read_meta_state_dict, read_state_dict, unique_tensors
 
 _MODEL_FORMAT = "unmask-2"
-_CONFIG_FILE, _WEIGHTS_FILE, _TOKENIZER_FILE, _MANIFEST_FILE = (
+_CONFIG_FILE, _WEIGHTS_FILE, _MANIFEST_FILE, _CARD_FILE = (
     "config.json",
     "model.safetensors",
-    "tokenizer.json",
     "manifest.json",
+    "README.md",
 )
-_CARD_FILE = "README.md"
-
-_FORMATS = (bd3lm, llada, dream, mdlm)
-"""Published layouts: each a module that can `read` and `write` them, and says whether it `writes` a model."""
+_MODEL_FILES = {_CONFIG_FILE, _WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, _MANIFEST_FILE, _CARD_FILE}
 
 _GPT2_VOCAB_SIZE = 50_257
 """Tokens of GPT-2's vocabulary."""
-
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
-"""How files of weights end."""
 _MAX_TEXT_FILE_BYTES = 64 << 20
-"""Bytes of a file that is no weights: the largest vocabularies have half as many."""
-
-_MODEL_FILES = {
-    _CONFIG_FILE,
-    _WEIGHTS_FILE,
-    _TOKENIZER_FILE,
-    huggingface.TOKENIZER_CONFIG_FILE,
-    _MANIFEST_FILE,
-    _CARD_FILE,
-}
+"""The largest JSON or vocabulary file; the largest published vocabularies have half as many bytes."""
 
 
 def load(
     folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None, *, require_tokenizer: bool = False
 ) -> LanguageModel:
-    """Read a model folder of ours or in a published layout (MDLM, BD3LM, LLaDA, Dream), ready to use.
+    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, LLaDA, Dream).
 
-    Folders of the transformers library (masked LMs; causal LMs, whose attention is opened) and GGUF files are
-    read too.
+    Folders of the transformers library (masked LMs, and causal LMs, which get bidirectional attention) and
+    GGUF files are loaded too. `folder` may also be a name on the hub, as in `kuleshov-group/mdlm-owt`, or the
+    folder of a finished run.
 
-    A name on the hub will do, as in `kuleshov-group/mdlm-owt`, and so will the folder of a finished run. The
-    `tokenizer` is the one that is given, the folder's own, or that of GPT-2 if the model is from the hub
-    and its vocabulary is; without any, the model takes and gives ids, or, if one is required, is refused
+    The `tokenizer` is the given one, else the folder's, else GPT-2's if the model is from the hub and has its
+    vocabulary. Without a tokenizer the model takes and returns ids; with `require_tokenizer` it is refused
     before its weights are read.
     """
     path = resolve_model_folder(folder)
-    packed = huggingface.find_gguf_file(path)
-    if packed is not None:
-        return huggingface.load_gguf(packed, tokenizer)
+    gguf_file = find_gguf_file(path)
+    if gguf_file is not None:
+        return load_gguf(gguf_file, tokenizer)
     if not path.is_dir():
         raise ValueError(
             f"{path} is not a folder, nor a name on the hub; a model folder holds {_CONFIG_FILE} and {_WEIGHTS_FILE}"
         )
     _check_regular_files(path)
-    small, large = _read_checksums(path)
-    _verify_checksums(path, small)
+    small_files, weight_files = _read_checksums(path)
+    _verify_checksums(path, small_files)
     config = read_json_object(path / _CONFIG_FILE)
     if _is_transformers_model(config):
-        found = huggingface.load_tokenizer(path)
-        _require_tokenizer(require_tokenizer, tokenizer or found[0], path)
-        huggingface.validate_config(config, read_meta_state_dict(path), tokenizer or found[0], str(path))
-        _verify_checksums(path, large)
-        return huggingface.load(path, config, tokenizer, found)
-    # All that can be known to be wrong is, before numbers are read: of large models that takes minutes.
-    stored = read_meta_state_dict(path)
+        return _load_transformers(path, config, tokenizer, require_tokenizer, weight_files)
+    # Everything that can be checked is checked before weights are read, which takes minutes for large models.
     with torch.device("meta"):
-        model_config, held = _convert_state(config, stored, path)
-    _check_tensors(_expected_shapes(model_config, held, path), held, path)
-    if tokenizer is None and (path / _TOKENIZER_FILE).exists():
-        tokenizer = Tokenizer.from_file(path / _TOKENIZER_FILE)
-    elif tokenizer is None and not Path(folder).exists() and model_config.vocab.size == _GPT2_VOCAB_SIZE + 1:
-        tokenizer = Tokenizer.from_hub("gpt2")  # which the authors of MDLM and BD3LM leave to be fetched
-    _require_tokenizer(require_tokenizer, tokenizer, path)
+        model_config, headers = _convert_state(config, read_meta_state_dict(path), path)
+    _check_tensors(_expected_shapes(model_config, headers, path), headers, path)
+    tokenizer = tokenizer or _find_tokenizer(path, model_config, from_hub=not Path(folder).exists())
+    _check_has_tokenizer(require_tokenizer, tokenizer, path)
     validate_tokenizer(tokenizer, model_config.vocab)
-    _verify_checksums(path, large)
+    _verify_checksums(path, weight_files)
     weights = _convert_state(config, read_state_dict(path), path)[1]
     try:
-        denoise = model_config.build()
+        denoiser = model_config.build()
     except (RuntimeError, MemoryError):
         raise ValueError(f"{path / _CONFIG_FILE} asks for a network that does not fit into memory") from None
-    denoise.backbone.load_state_dict(weights, strict=False)
-    return LanguageModel(denoise.eval(), tokenizer)
+    denoiser.backbone.load_state_dict(weights, strict=False)
+    return LanguageModel(denoiser.eval(), tokenizer)
 
 
-def _require_tokenizer(required: bool, tokenizer: Tokenizer | None, path: Path) -> None:
+def _load_transformers(
+    path: Path,
+    config: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    require_tokenizer: bool,
+    weight_files: Mapping[str, str],
+) -> LanguageModel:
+    folder_tokenizer = load_tokenizer(path)
+    used_tokenizer = tokenizer or folder_tokenizer[0]
+    _check_has_tokenizer(require_tokenizer, used_tokenizer, path)
+    hf.validate_config(config, read_meta_state_dict(path), used_tokenizer, str(path))
+    _verify_checksums(path, weight_files)
+    return hf.load(path, config, tokenizer, folder_tokenizer)
+
+
+def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool) -> Tokenizer | None:
+    if (path / TOKENIZER_FILE).exists():
+        return Tokenizer.from_file(path / TOKENIZER_FILE)
+    if from_hub and config.vocab.size == _GPT2_VOCAB_SIZE + 1:
+        return Tokenizer.from_hub("gpt2")  # MDLM and BD3LM are published without their tokenizer
+    return None
+
+
+def _check_has_tokenizer(required: bool, tokenizer: Tokenizer | None, path: Path) -> None:
     if required and tokenizer is None:
         raise ValueError(
             f"the model {path.name} has no tokenizer.json, and a server reads and writes text:"
@@ -127,44 +135,52 @@ def _require_tokenizer(required: bool, tokenizer: Tokenizer | None, path: Path) 
 def _convert_state(
     config: dict[str, Any], weights: dict[str, Tensor], path: Path
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Our config and weights of a model in our layout or in a published one."""
-    if config.get("format") != _MODEL_FORMAT:
-        found: tuple[ModelConfig, dict[str, Tensor]] = _find_format(config, path).load_state(config, weights, str(path))
-        return found
-    stated = {key: value for key, value in config.items() if key != "format"}
-    return from_json(ModelConfig, stated, str(path / _CONFIG_FILE)), weights
+    """Our config and tensors of a model in our format or in a published one."""
+    version = config.get("format")
+    if version == _MODEL_FORMAT:
+        fields = {key: value for key, value in config.items() if key != "format"}
+        return from_json(ModelConfig, fields, str(path / _CONFIG_FILE)), weights
+    if isinstance(version, str) and version.startswith("unmask-"):
+        raise ValueError(
+            f"{path} has the format {version}, and this version of unmask reads {_MODEL_FORMAT}: export the model in a"
+            " published format with the version that wrote it (`unmask export MODEL OUT --published`), or train it"
+            " again"
+        )
+    return _find_format(config, path).load_state(config, weights, str(path))
 
 
 def _expected_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
-    """The tensors of a network that has no more layers than the file; it is not built."""
+    """The shapes of the network's tensors, without building it; untrusted sizes are checked first."""
     if isinstance(config.backbone, DiTConfig):
         check_depth(config.backbone.depth, stored, str(path))
         return meta_shapes(config.backbone, config.vocab, stored, str(path))
-    return huggingface.meta_shapes(config.backbone, config.vocab, stored, str(path))
+    if isinstance(config.backbone, HFBackboneConfig):
+        return hf.meta_shapes(config.backbone, config.vocab, stored, str(path))
+    with torch.device("meta"):
+        network = config.backbone.build(config.vocab)
+    return {name: tensor.shape for name, tensor in unique_tensors(network.state_dict(keep_vars=True)).items()}
 
 
 def _is_transformers_model(config: dict[str, Any]) -> bool:
-    """Whether it is neither ours nor in a layout of diffusion models, but one that transformers knows."""
-    known = {each.MODEL_TYPE for each in _FORMATS}
-    kind = config.get("model_type")
-    return "format" not in config and kind is not None and kind not in known and huggingface.can_load(config)
+    """Whether the config is neither ours nor that of a published diffusion model, but known to transformers."""
+    is_diffusion_format = any(format_.can_load(config) for format_ in FORMATS.values())
+    return "format" not in config and "model_type" in config and not is_diffusion_format and hf.can_load(config)
 
 
-def _find_format(config: dict[str, Any], path: Path) -> Any:
-    """The module that reads such a folder."""
-    kind = config.get("model_type")
-    for layout in _FORMATS:
-        if kind == layout.MODEL_TYPE:
-            return layout
-    known = ", ".join(f'"{layout.MODEL_TYPE}"' for layout in _FORMATS)
+def _find_format(config: dict[str, Any], path: Path) -> Format:
+    """The published format of a config."""
+    for format_ in FORMATS.values():
+        if format_.can_load(config):
+            return format_
+    known = ", ".join(f'"{model_type}"' for model_type in FORMATS)
     raise ValueError(
-        f"{path / _CONFIG_FILE} has a layout that is not known here; known are ours"
-        f' ("format": "{_MODEL_FORMAT}") and the published ones with "model_type" {known}; it has {kind!r}'
+        f'{path / _CONFIG_FILE} has an unknown format; known are "format": "{_MODEL_FORMAT}" and the published formats'
+        f' with "model_type" {known}; it has "model_type" {config.get("model_type")!r}'
     )
 
 
 def resolve_model_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder itself, the model in it if it is a run's, or that of a model on the hub."""
+    """The folder itself, the model of a run's folder, or the local copy of a model on the hub."""
     path = resolve_hub(folder)
     if (path / "experiment.json").exists() and not (path / "model").exists() and not (path / _CONFIG_FILE).exists():
         raise ValueError(
@@ -184,73 +200,81 @@ def save(
 ) -> Path:
     """Write a model folder: all of it or, if anything fails, nothing.
 
-    `published`: in the layout that models of its kind are published in, for programs that read that one.
+    `upstream_format`: in the format in which models of its kind are published, for other programs.
     `facts`: how the model was trained, and `metadata`: its license, data and results, for its card.
-    `overwrite` keeps a card that was edited by hand as it
-    is; delete that card first to get a new one.
+    `overwrite` keeps a card that was edited by hand; delete that card to get a new one.
     """
     if any(".parametrizations." in name for name, _ in model.denoiser.named_parameters()):
-        raise ValueError("this model has low-rank differences that are not merged yet: merge them, then save")
+        raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
     path = Path(os.path.realpath(folder))  # a link is followed, not replaced
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already; choose another folder or pass overwrite=True")
     if path.exists() and not _is_model_folder(path):
-        raise ValueError(f"{path} exists and is not a model folder; it is left as it is")
+        raise ValueError(f"{path} exists and is not a model folder; it is left unchanged")
     foreign = {entry.name for entry in path.iterdir()} - _MODEL_FILES if path.exists() else set()
     if foreign:
-        raise ValueError(f"{path} also holds {sorted(foreign)[0]}, which is not the model's; it is left as it is")
-    with file_lock(path) as alone, atomic_folder(path, alone) as fresh:
-        _write_model(model, fresh, upstream_format)
-        (fresh / _CARD_FILE).write_text(model_card(model, facts, metadata), encoding="utf-8")
-        _write_checksums(fresh)
-        _keep_edited_card(path, fresh)
+        raise ValueError(f"{path} also holds {sorted(foreign)[0]}, which is not part of a model; it is left unchanged")
+    with file_lock(path) as lock, atomic_folder(path, lock) as new_folder:
+        _write_model(model, new_folder, upstream_format)
+        (new_folder / _CARD_FILE).write_text(model_card(model, facts, metadata), encoding="utf-8")
+        _write_checksums(new_folder)
+        _keep_edited_card(path, new_folder)
     return path
 
 
 def _is_model_folder(path: Path) -> bool:
-    """Whether there is a model to replace: many programs have a config.json."""
+    """Whether the folder holds a model: many other programs write a config.json."""
     try:
         config = read_json_object(path / _CONFIG_FILE)
     except ValueError:
         return False
-    known = {each.MODEL_TYPE for each in _FORMATS}
     return (
         config.get("format") == _MODEL_FORMAT
-        or config.get("model_type") in known
-        or huggingface.written_by_unmask(config)
+        or any(format_.can_load(config) for format_ in FORMATS.values())
+        or hf.written_by_unmask(config)
     )
 
 
 def _write_model(model: LanguageModel, folder: Path, upstream_format: bool) -> None:
-    if upstream_format:
-        layouts = (huggingface, *_FORMATS)
-        config, weights = next(layout for layout in layouts if layout.can_export(model)).export_state(model)
-    else:
-        config, weights = (
-            {"format": _MODEL_FORMAT, **to_json(model.denoiser.config)},
-            _unique_tensors(model.denoiser),
-        )
+    config, weights = _export_upstream(model) if upstream_format else _export_own(model)
     (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
     if model.tokenizer is not None:
-        (folder / _TOKENIZER_FILE).write_text(model.tokenizer.to_json(), encoding="utf-8")
-        stated = json.dumps(huggingface.make_tokenizer_config(model.tokenizer, model.vocab), indent=2)
-        (folder / huggingface.TOKENIZER_CONFIG_FILE).write_text(stated + "\n", encoding="utf-8")
+        (folder / TOKENIZER_FILE).write_text(model.tokenizer.to_json(), encoding="utf-8")
+        tokenizer_config = json.dumps(make_tokenizer_config(model.tokenizer, model.vocab), indent=2)
+        (folder / TOKENIZER_CONFIG_FILE).write_text(tokenizer_config + "\n", encoding="utf-8")
+
+
+def _export_own(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = {"format": _MODEL_FORMAT, **to_json(model.denoiser.config)}
+    return config, unique_tensors(model.denoiser.backbone.state_dict())
+
+
+def _export_upstream(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if hf.can_export(model):
+        return hf.export_state(model)
+    for format_ in FORMATS.values():
+        if format_.can_export(model):
+            return format_.export_state(model)
+    raise ValueError(
+        "the published formats hold MDLM and block diffusion models only; this model's objective is"
+        f" {type(model.objective).__name__}"
+    )
 
 
 def _write_checksums(folder: Path) -> None:
-    sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
+    sums = {file.name: sha256_of_file(file) for file in sorted(folder.iterdir())}
     (folder / _MANIFEST_FILE).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
     (folder / _WEIGHTS_FILE).chmod((folder / _CONFIG_FILE).stat().st_mode)  # safetensors writes for the owner only
 
 
-def _keep_edited_card(old: Path, fresh: Path) -> None:
-    """Carry over a card that somebody wrote or edited.
+def _keep_edited_card(old_folder: Path, new_folder: Path) -> None:
+    """Carry over a card that was written or edited by hand.
 
-    The manifest goes on stating the sum of the generated card, so the next save knows it is theirs too.
+    The manifest keeps the sum of the generated card, so that the next save sees the edit too.
     """
-    if (old / _CARD_FILE).exists() and not _has_generated_card(old):
-        shutil.copyfile(old / _CARD_FILE, fresh / _CARD_FILE)
+    if (old_folder / _CARD_FILE).exists() and not _has_generated_card(old_folder):
+        shutil.copyfile(old_folder / _CARD_FILE, new_folder / _CARD_FILE)
 
 
 def _has_generated_card(folder: Path) -> bool:
@@ -259,24 +283,13 @@ def _has_generated_card(folder: Path) -> bool:
         sums = read_json_object(folder / _MANIFEST_FILE)
     except ValueError:
         return False
-    return sums.get(_CARD_FILE) == _sha256(folder / _CARD_FILE)
-
-
-def _unique_tensors(denoiser: Denoiser) -> dict[str, Tensor]:
-    """Each tensor once: a tied head is the embedding."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in denoiser.backbone.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            tensors[name] = tensor.contiguous()
-        seen.add(tensor.data_ptr())
-    return tensors
+    return sums.get(_CARD_FILE) == sha256_of_file(folder / _CARD_FILE)
 
 
 def _check_tensors(expected: Mapping[str, torch.Size], stored: Mapping[str, Tensor], path: Path) -> None:
-    """Every tensor must be there, expected, of the right shape, and of a type that weights have."""
+    """Every tensor must be present, expected, of the right shape and of a floating-point dtype."""
     for problem, names in (
-        ("lacks", expected.keys() - stored),
+        ("lacks the", expected.keys() - stored),
         ("has the unknown", stored.keys() - expected),
     ):
         if names:
@@ -285,17 +298,17 @@ def _check_tensors(expected: Mapping[str, torch.Size], stored: Mapping[str, Tens
     for name, tensor in stored.items():
         if tensor.shape != expected[name]:
             raise ValueError(
-                f"{path / _WEIGHTS_FILE}: {name} has shape {list(tensor.shape)}"
-                f" where {_CONFIG_FILE} asks for {list(expected[name])}"
+                f"{path / _WEIGHTS_FILE}: {name} has shape {list(tensor.shape)},"
+                f" but {_CONFIG_FILE} asks for {list(expected[name])}"
             )
         if not tensor.is_floating_point():
             raise ValueError(
-                f"{path / _WEIGHTS_FILE}: {name} has the type {tensor.dtype}, and weights are floating-point"
+                f"{path / _WEIGHTS_FILE}: {name} has the dtype {tensor.dtype}, but weights are floating-point"
             )
 
 
 def _check_regular_files(path: Path) -> None:
-    """Nothing in the folder is a device, a pipe or a socket, whoever is to read it."""
+    """Refuse devices, pipes, sockets and oversized text files."""
     for entry in sorted(path.iterdir()):
         if entry.exists() and not entry.is_dir():
             size = require_regular_file(entry).st_size
@@ -304,16 +317,16 @@ def _check_regular_files(path: Path) -> None:
 
 
 def _read_checksums(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """What the manifest says of small files, and of those that hold weights."""
+    """The manifest's sums of small files, and of the files of weights."""
     if not (path / _MANIFEST_FILE).exists():
         return {}, {}
     sums = read_json_object(path / _MANIFEST_FILE)
-    files = {_CONFIG_FILE, *list_weight_files(path)}
-    if not files <= sums.keys():
-        raise ValueError(f"{path / _MANIFEST_FILE} is damaged: it does not name {sorted(files - sums.keys())[0]}")
-    named = {Path(name).name: expected for name, expected in sums.items() if name != _CARD_FILE}
-    large = {name: expected for name, expected in named.items() if Path(name).suffix in _WEIGHT_SUFFIXES}
-    return {name: expected for name, expected in named.items() if name not in large}, large
+    required = {_CONFIG_FILE, *list_weight_files(path)}
+    if not required <= sums.keys():
+        raise ValueError(f"{path / _MANIFEST_FILE} is damaged: it does not name {sorted(required - sums.keys())[0]}")
+    by_name = {Path(name).name: expected for name, expected in sums.items() if name != _CARD_FILE}
+    weights = {name: expected for name, expected in by_name.items() if Path(name).suffix in _WEIGHT_SUFFIXES}
+    return {name: expected for name, expected in by_name.items() if name not in weights}, weights
 
 
 def _verify_checksums(path: Path, checksums: Mapping[str, str]) -> None:
@@ -321,10 +334,5 @@ def _verify_checksums(path: Path, checksums: Mapping[str, str]) -> None:
         file = path / name
         if not file.is_file():
             raise ValueError(f"{path} is incomplete: {name} is missing")
-        if _sha256(file) != expected:
+        if sha256_of_file(file) != expected:
             raise ValueError(f"{file} is damaged: its SHA-256 is not the one in {_MANIFEST_FILE}")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

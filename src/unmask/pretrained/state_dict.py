@@ -1,7 +1,4 @@
-"""The tensors of a model folder, in one file or in many. Nothing that is read is ever executed.
-
-`read_stored` says what the files hold, names, shapes and types, without reading the numbers.
-"""
+"""The tensors of a model folder, in one file or several. Nothing that is read is executed."""
 
 from __future__ import annotations
 
@@ -34,22 +31,20 @@ _SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""What safetensors calls the types of tensors that models are published in."""
+"""The dtypes of published weights, by their names in safetensors."""
 
 
 def read_state_dict(folder: Path) -> dict[str, Tensor]:
-    """All tensors, from safetensors or, if there are none, from a pickle that holds nothing but tensors."""
+    """All tensors, from safetensors or else from a pickle that holds nothing but tensors."""
     tensors = _read_files(folder, {_SAFETENSORS_FILE: _read_safetensors, _PICKLE_FILE: _read_pickle})
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
-            raise ValueError(
-                f"the weights in {folder} are damaged: {name} holds numbers that are infinite or not a number"
-            )
+            raise ValueError(f"the weights in {folder} are damaged: {name} has infinite or NaN values")
     return tensors
 
 
 def read_meta_state_dict(folder: Path) -> dict[str, Tensor]:
-    """The same tensors on the device `meta`: what their files say of them, and no numbers."""
+    """The same tensors on the device `meta`: names, shapes and dtypes from the files' headers."""
     return _read_files(folder, {_SAFETENSORS_FILE: _read_safetensors_header, _PICKLE_FILE: _read_pickle_meta})
 
 
@@ -67,14 +62,11 @@ def list_weight_files(folder: Path) -> list[str]:
 
 
 def unique_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor once, under its first name: a tied head is the embedding."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    """Each tensor once, under its first name: a tied head is stored as the embedding."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
-        if id(tensor) not in seen:
-            tensors[name] = tensor
-        seen.add(id(tensor))
-    return tensors
+        tensors.setdefault(id(tensor) if tensor.is_meta else tensor.data_ptr(), (name, tensor.contiguous()))
+    return dict(tensors.values())
 
 
 def _read_files(folder: Path, readers: dict[str, _FileReader]) -> dict[str, Tensor]:
@@ -88,37 +80,37 @@ def _read_files(folder: Path, readers: dict[str, _FileReader]) -> dict[str, Tens
 
 
 def _read_sharded(index: Path, reader: _FileReader) -> dict[str, Tensor]:
-    """The tensors of the files that an index names, each of which must hold what it is said to."""
-    where = _read_weight_map(index)
+    """The tensors of the files in an index; each file must hold the tensors that the index assigns to it."""
+    file_of = _read_weight_map(index)
     tensors: dict[str, Tensor] = {}
-    for name in sorted(set(where.values())):
+    for name in sorted(set(file_of.values())):
         file = index.parent / name
         if not file.exists():
             raise ValueError(f"{index.parent} is incomplete: {name} is missing, which {index.name} names")
         require_regular_file(file)
-        held = reader(file)
-        absent = [tensor for tensor, place in where.items() if place == name and tensor not in held]
-        if absent:
-            raise ValueError(f"{file} lacks the tensor {sorted(absent)[0]}, which {index.name} says it holds")
-        tensors |= held
+        shard = reader(file)
+        missing = [tensor for tensor, shard_name in file_of.items() if shard_name == name and tensor not in shard]
+        if missing:
+            raise ValueError(f"{file} lacks the tensor {sorted(missing)[0]}, which {index.name} lists")
+        tensors |= shard
     return tensors
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """Which file holds which tensor; files are in the folder itself, whatever a stranger's index says."""
-    where = read_json_object(index).get("weight_map")
-    if not isinstance(where, dict):
-        raise ValueError(f"{index} is not an index of weights: it needs 'weight_map', files by tensor")
-    for name in where.values():
+    """The file of each tensor; only files in the index's own folder are allowed."""
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index} is not an index of weights: it needs 'weight_map', the file of each tensor")
+    for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"{index} names {name!r}, which is not a file of its folder")
-    if not where:
+    if not weight_map:
         raise ValueError(f"{index} names no tensors")
-    return where
+    return weight_map
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """One pass, and no memory: the extremes of anything that is not finite are not, either."""
+    """In one pass and without memory: the minimum or maximum of non-finite values is not finite."""
     return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
@@ -135,19 +127,20 @@ def _read_safetensors_header(file: Path) -> dict[str, Tensor]:
     if length > MAX_JSON_BYTES:
         raise ValueError(
             f"{file} is damaged or not a safetensors file: its header has {length:,} bytes,"
-            f" and {MAX_JSON_BYTES:,} are enough"
+            f" more than {MAX_JSON_BYTES:,}"
         )
     try:
         with safe_open(file, "pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
-            said = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+            header = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError, MemoryError) as error:
         raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
-    for name, (_, kind) in said.items():
+    for name, (_, kind) in header.items():
         if kind not in _SAFETENSORS_DTYPES:
-            raise ValueError(f"{file}: {name} has the type {kind}; known are {', '.join(_SAFETENSORS_DTYPES)}")
+            raise ValueError(f"{file}: {name} has the dtype {kind}; supported are {', '.join(_SAFETENSORS_DTYPES)}")
     return {
-        name: torch.empty(shape, dtype=_SAFETENSORS_DTYPES[kind], device="meta") for name, (shape, kind) in said.items()
+        name: torch.empty(shape, dtype=_SAFETENSORS_DTYPES[kind], device="meta")
+        for name, (shape, kind) in header.items()
     }
 
 
@@ -160,25 +153,25 @@ def _read_pickle_meta(file: Path) -> dict[str, Tensor]:
 
 
 def _load_pickle(file: Path, device: str) -> dict[str, Tensor]:
-    packed = zipfile.is_zipfile(file)  # as all are but old ones
-    if packed:
+    is_zip = zipfile.is_zipfile(file)  # only very old files are not
+    if is_zip:
         _check_unpacked_size(file)
     try:
-        held: Any = torch.load(file, map_location=device, weights_only=True, mmap=packed and device == "meta")
-    except Exception as error:  # of any kind: the reader of pickles trips over damage in many ways
+        state: Any = torch.load(file, map_location=device, weights_only=True, mmap=is_zip and device == "meta")
+    except Exception as error:  # damaged pickles raise errors of many types
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ValueError(f"{file} is a pickle that holds more than tensors, or is damaged: {reason}") from None
-    if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise ValueError(f"{file} must hold tensors by name, and nothing else")
-    return dict(held)
+    return dict(state)
 
 
 def _check_unpacked_size(file: Path) -> None:
-    """Torch never compresses what it saves: a file that unpacks to more than it holds is not its."""
+    """Torch does not compress: a file that unpacks to more than its size is a zip bomb."""
     try:
         with zipfile.ZipFile(file) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise ValueError(f"{file} is a damaged archive: {error}") from None
     if size > file.stat().st_size:
-        raise ValueError(f"{file} would unpack to {size:,} bytes, more than it holds: torch saves none such")
+        raise ValueError(f"{file} would unpack to {size:,} bytes, more than its size: it was not saved by torch")

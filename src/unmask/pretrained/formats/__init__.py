@@ -1,1 +1,18 @@
-"""One module per published checkpoint format."""
+"""Published checkpoint formats, by the `model_type` of their config; one module per format.
+
+A format from outside is added to the table: `FORMATS["my_type"] = my_format`.
+"""
+
+from __future__ import annotations
+
+from unmask.pretrained.formats.base import Format
+from unmask.pretrained.formats.bd3lm import BD3LM_FORMAT
+from unmask.pretrained.formats.dream import DREAM_FORMAT
+from unmask.pretrained.formats.llada import LLADA_FORMAT
+from unmask.pretrained.formats.mdlm import MDLM_FORMAT
+
+FORMATS: dict[str, Format] = {
+    format_.model_type: format_ for format_ in (BD3LM_FORMAT, LLADA_FORMAT, DREAM_FORMAT, MDLM_FORMAT)
+}
+
+__all__ = ["FORMATS", "Format"]

@@ -1,14 +1,14 @@
-"""The published Dream layout (as in `Dream-org/Dream-v0-Base-7B`): Qwen2 with its eyes opened.
+"""The published Dream format (as in `Dream-org/Dream-v0-Base-7B`): Qwen2 with bidirectional attention.
 
-It began as an autoregressive model, and still predicts a token where the one before it is read.
+It was initialized from an autoregressive model, and its logits are still shifted by one position.
 """
 
 from __future__ import annotations
 
 from unmask.pretrained.formats.llama import ConfigKeys, LlamaFormat, TensorNames
 
-MODEL_TYPE = "Dream"
-_FORMAT = LlamaFormat(
+DREAM_FORMAT = LlamaFormat(
+    "Dream",
     TensorNames(
         kind="a Dream",
         embedding="model.embed_tokens",
@@ -40,9 +40,8 @@ _FORMAT = LlamaFormat(
         "rope_scaling": None,
         "attention_dropout": (0, 0.0),
     },
-    written={"model_type": MODEL_TYPE, "architectures": ["DreamModel"], "hidden_act": "silu"},
+    constants={"architectures": ["DreamModel"], "hidden_act": "silu"},
     default_norm_eps=1e-6,
     qkv_bias=True,
     shift_logits=True,
 )
-load_state, export_state, can_export = _FORMAT.load_state, _FORMAT.export_state, _FORMAT.can_export

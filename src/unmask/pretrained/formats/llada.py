@@ -1,11 +1,11 @@
-"""The published LLaDA layout (as in `GSAI-ML/LLaDA-8B-Base`): Llama blocks that look to both sides."""
+"""The published LLaDA format (as in `GSAI-ML/LLaDA-8B-Base`): Llama blocks with bidirectional attention."""
 
 from __future__ import annotations
 
 from unmask.pretrained.formats.llama import ConfigKeys, LlamaFormat, TensorNames
 
-MODEL_TYPE = "llada"
-_FORMAT = LlamaFormat(
+LLADA_FORMAT = LlamaFormat(
+    "llada",
     TensorNames(
         kind="a LLaDA",
         embedding="model.transformer.wte",
@@ -48,8 +48,7 @@ _FORMAT = LlamaFormat(
         "multi_query_attention": (False, None),
         "clip_qkv": None,
     },
-    written={
-        "model_type": MODEL_TYPE,
+    constants={
         "architectures": ["LLaDAModelLM"],
         "block_type": "llama",
         "activation_type": "silu",
@@ -58,4 +57,3 @@ _FORMAT = LlamaFormat(
     },
     default_norm_eps=1e-5,
 )
-load_state, export_state, can_export = _FORMAT.load_state, _FORMAT.export_state, _FORMAT.can_export

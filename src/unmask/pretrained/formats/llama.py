@@ -1,4 +1,4 @@
-"""Networks of Llama blocks as DiTs of ours: projections that read the same input are one matrix here."""
+"""Formats of networks with Llama blocks: projections of the same input are fused into one matrix here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
 from unmask.pretrained.config_checks import (
+    ConfigReader,
     check_exportable,
-    get_bool,
-    get_depth,
-    get_float,
-    get_int,
-    get_token_id,
     meta_shapes,
     rename_tensors,
-    require,
     require_dit,
 )
 from unmask.types import Vocab
@@ -30,7 +25,7 @@ from unmask.types import Vocab
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What a layout calls the tensors; those of a block come after `block`, filled in with its number."""
+    """The names of a format's tensors; those of a block follow `block`, formatted with its index."""
 
     kind: str
     embedding: str
@@ -50,7 +45,7 @@ class TensorNames:
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """What a layout's config calls the sizes of a network."""
+    """The keys of a format's config for the sizes of a network."""
 
     width: str
     depth: str
@@ -66,62 +61,65 @@ class ConfigKeys:
 
 @dataclass(frozen=True)
 class LlamaFormat:
-    """A published layout of bidirectional Llama networks: all that makes it differ from another."""
+    """A published format of bidirectional Llama networks."""
 
+    model_type: str
     tensor_names: TensorNames
     config_keys: ConfigKeys
     required: Mapping[str, object]
-    """What the config may say of other options: only this."""
-    written: Mapping[str, object]
-    """What it says of itself."""
+    """The only supported values of other options."""
+    constants: Mapping[str, object]
+    """Entries that every exported config has."""
     default_norm_eps: float
     qkv_bias: bool = False
     shift_logits: bool = False
 
+    def can_load(self, config: dict[str, Any]) -> bool:
+        return config.get("model_type") == self.model_type
+
     def load_state(
         self, config: dict[str, Any], weights: dict[str, Tensor], where: str
     ) -> tuple[ModelConfig, dict[str, Tensor]]:
-        """Our config and weights for a published model; its schedule is linear."""
-        require(config, where, **self.required)
-        keys = self.config_keys
-        heads = get_int(config, keys.heads, where)
-        kv_heads = get_int(config, keys.kv_heads, where, heads)
+        """Our config and tensors; the schedule is linear."""
+        reader, keys = ConfigReader(config, where), self.config_keys
+        reader.require(**self.required)
+        heads = reader.get_int(keys.heads)
+        kv_heads = reader.get_int(keys.kv_heads, heads)
         backbone = DiTConfig(
-            width=get_int(config, keys.width, where),
-            depth=get_depth(config, keys.depth, where, weights),
+            width=reader.get_int(keys.width),
+            depth=reader.get_depth(keys.depth, weights),
             heads=heads,
-            max_length=get_int(config, keys.max_length, where),
+            max_length=reader.get_int(keys.max_length),
             dropout=0.0,
-            tie_embeddings=get_bool(config, keys.tie_embeddings, where, False),
-            rope_theta=get_float(config, keys.rope_theta, where, 10_000.0),
+            tie_embeddings=reader.get_bool(keys.tie_embeddings, False),
+            rope_theta=reader.get_float(keys.rope_theta, 10_000.0),
             llama=LlamaBlock(
-                intermediate_size=get_int(config, keys.intermediate_size, where),
+                intermediate_size=reader.get_int(keys.intermediate_size),
                 kv_heads=None if kv_heads == heads else kv_heads,
-                norm_eps=get_float(config, keys.norm_eps, where, self.default_norm_eps),
+                norm_eps=reader.get_float(keys.norm_eps, self.default_norm_eps),
                 qkv_bias=self.qkv_bias,
             ),
             shift_logits=self.shift_logits,
         )
-        end = None if config.get("eos_token_id") is None else get_token_id(config, "eos_token_id", where)
-        size = get_int(config, keys.vocab, where, config.get("vocab_size"))
-        vocab = Vocab(size, get_token_id(config, "mask_token_id", where), end)
-        return ModelConfig(vocab, backbone, _LLADA_OBJECTIVE), _fuse_projections(
-            weights, self.tensor_names, backbone, vocab, where
-        )
+        eos_id = None if config.get("eos_token_id") is None else reader.get_token_id("eos_token_id")
+        size = reader.get_int(keys.vocab, config.get("vocab_size"))
+        vocab = Vocab(size, reader.get_token_id("mask_token_id"), eos_id)
+        tensors = _fuse_projections(weights, self.tensor_names, backbone, vocab, where)
+        return ModelConfig(vocab, backbone, _OBJECTIVE), tensors
 
     def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A network of Llama blocks in the published layout: the inverse of `read`, exactly."""
+        """Their config and tensors: the inverse of `load_state`."""
         llama, keys = _require_llama(model, self), self.config_keys
         config = model.denoiser.config
         backbone, vocab = require_dit(config.backbone), config.vocab
         assert isinstance(config.objective, MDLM)
-        if config.objective.schedule != _LLADA_OBJECTIVE.schedule:
+        if config.objective.schedule != _OBJECTIVE.schedule:
             raise ValueError(
-                f"{self.tensor_names.kind}'s layout holds models of the linear schedule only, which"
-                " --set objective.schedule.eps=0 trains"
+                f"{self.tensor_names.kind} has the linear schedule only: train with --set objective.schedule.eps=0"
             )
         return {
-            **self.written,
+            "model_type": self.model_type,
+            **self.constants,
             keys.width: backbone.width,
             keys.heads: backbone.heads,
             keys.kv_heads: llama.kv_heads or backbone.heads,
@@ -139,7 +137,7 @@ class LlamaFormat:
         }, _split_projections(model, self.tensor_names)
 
     def can_export(self, model: LanguageModel) -> bool:
-        """Whether this is the layout of such a model."""
+        """Whether the model has Llama blocks, and shifted logits if this format has them."""
         backbone = model.denoiser.config.backbone
         return (
             isinstance(backbone, DiTConfig)
@@ -149,16 +147,16 @@ class LlamaFormat:
         )
 
 
-_LLADA_OBJECTIVE = MDLM(schedule=LogLinear(eps=0.0))
+_OBJECTIVE = MDLM(schedule=LogLinear(eps=0.0))
 
 _BLOCK_PARTS = {"norm1": "norm1", "norm2": "norm2", "out": "attention.out", "down": "mlp.2"}
-"""Parts of a block that are one tensor in both layouts."""
+"""Modules of a block that are the same in both."""
 
 
 def _fuse_projections(
     weights: Mapping[str, Tensor], names: TensorNames, backbone: DiTConfig, vocab: Vocab, where: str
 ) -> dict[str, Tensor]:
-    """The tensors of our network from published ones."""
+    """Our tensors from published ones."""
     expected = meta_shapes(backbone, vocab, weights, where)
     ours = rename_tensors(weights, _name_table(names, backbone), _unfused_shapes(backbone, expected), where, names.kind)
     for i in range(backbone.depth):
@@ -173,7 +171,7 @@ def _fuse_projections(
 
 
 def _split_projections(model: LanguageModel, names: TensorNames) -> dict[str, Tensor]:
-    """The published tensors of our network: the inverse of `fused`, exactly."""
+    """The published tensors of our network: the inverse of `_fuse_projections`."""
     config = require_dit(model.denoiser.config.backbone)
     ours = dict(model.denoiser.backbone.state_dict())
     for i in range(config.depth):
@@ -191,7 +189,7 @@ def _split_projections(model: LanguageModel, names: TensorNames) -> dict[str, Te
 
 
 def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
-    """The blocks of a model that the layout can hold; what it cannot is refused."""
+    """The block config of a model that the format can hold; others are refused."""
     backbone = require_dit(model.denoiser.config.backbone)
     llama = backbone.llama
     plain = replace(
@@ -204,7 +202,7 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
         dropout=0.0,
     )
     check_exportable(backbone, plain, format_.tensor_names.kind.removeprefix("a "))
-    assert llama is not None  # or it would not be written in this layout
+    assert llama is not None  # see can_export
     if llama.qkv_bias != format_.qkv_bias:
         raise ValueError(
             f"{format_.tensor_names.kind}'s queries, keys and values have {'' if format_.qkv_bias else 'no '}biases:"
@@ -214,14 +212,14 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
 
 
 def _qkv_widths(config: DiTConfig) -> list[int]:
-    """Those of queries, keys and values."""
+    """The output widths of the query, key and value projections."""
     assert config.llama is not None
     shared = config.width // config.heads * (config.llama.kv_heads or config.heads)
     return [config.width, shared, shared]
 
 
 def _unfused_shapes(config: DiTConfig, fused_shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
-    """The shapes of the parts of what is one matrix here, under the names that they have in between."""
+    """The expected shapes, with those of the separate projections under their intermediate names."""
     assert config.llama is not None
     expected = dict(fused_shapes)
     for i in range(config.depth):
@@ -234,7 +232,7 @@ def _unfused_shapes(config: DiTConfig, fused_shapes: Mapping[str, torch.Size]) -
 
 
 def _name_table(names: TensorNames, config: DiTConfig) -> dict[str, str]:
-    """Their names to ours or, of parts of what is one matrix here, those that these have in between."""
+    """Their tensor names to ours, or to an intermediate name for the parts of a fused projection."""
     assert config.llama is not None
     table = {f"{names.embedding}.weight": "embedding.weight", f"{names.norm}.weight": "norm.weight"}
     if not config.tie_embeddings:

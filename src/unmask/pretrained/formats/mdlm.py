@@ -1,14 +1,14 @@
-"""The published MDLM layout (as in `kuleshov-group/mdlm-owt`) as a DiT of ours.
+"""The published MDLM format (as in `kuleshov-group/mdlm-owt`), loaded as a DiT.
 
-Published networks are always modulated by a time embedding; those without time conditioning are fed
+Published networks always have adaLN modulation by a time embedding; those without time conditioning get
 sigma = 0, so their modulation is a constant. It is folded into the plain weights here, exactly:
 LN(x) w (1 + scale) + shift is a LayerNorm with weight w (1 + scale) and bias shift, and a gate scales
-the rows of the linear map it stands behind.
+the rows of the linear layer before it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,8 @@ from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion
 from unmask.pretrained.config_checks import (
+    ConfigReader,
     check_exportable,
-    get_bool,
-    get_depth,
-    get_float,
-    get_int,
     meta_shapes,
     rename_tensors,
     require_dit,
@@ -55,43 +52,47 @@ _MODEL_NAMES = {
     "output_layer.linear.weight": "lm_head.weight",
     "output_layer.linear.bias": "lm_head.bias",
 }
-_IGNORED_TENSORS = frozenset({"rotary_emb.inv_freq"})  # a function of the head's width
+_IGNORED_TENSORS = frozenset({"rotary_emb.inv_freq"})  # computed from the head size
 
 
-MODEL_TYPE = "mdlm"
+@dataclass(frozen=True)
+class _MDLMFormat:
+    """A plain DiT with the log-linear schedule; the mask is the last id."""
+
+    model_type: str = "mdlm"
+
+    def can_load(self, config: dict[str, Any]) -> bool:
+        return config.get("model_type") == self.model_type
+
+    def load_state(
+        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
+    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        return convert_dit(config, weights, where, MDLM(schedule=LogLinear(eps=1e-3)))
+
+    def can_export(self, model: LanguageModel) -> bool:
+        return isinstance(model.objective, MDLM) and isinstance(model.denoiser.config.backbone, DiTConfig)
+
+    def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        config, tensors = export_dit(model)
+        return {"model_type": self.model_type, **config, "return_dict": False}, tensors
 
 
-def load_state(config: dict[str, Any], weights: dict[str, Tensor], where: str) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Our config and weights for a published model; the mask is its last id."""
-    return convert_dit(config, weights, where, MDLM(schedule=LogLinear(eps=1e-3)))
-
-
-def export_state(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A plain DiT in the published layout: the inverse of `read`, exactly."""
-    if not isinstance(model.objective, MDLM):
-        raise ValueError("the published layout of plain DiTs holds MDLM and block diffusion models only")
-    config, tensors = export_dit(model)
-    return {"model_type": MODEL_TYPE, **config, "return_dict": False}, tensors
-
-
-def can_export(_model: LanguageModel) -> bool:
-    """Whether this is the layout of such a model: it is that of any that has no other."""
-    return True
+MDLM_FORMAT = _MDLMFormat()
 
 
 def convert_dit(
     config: dict[str, Any], weights: dict[str, Tensor], where: str, objective: MDLM | BlockDiffusion
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A published DiT as ours, with its modulation folded into plain weights if it is not told the time."""
-    size, cond = (get_int(config, key, where) for key in ("vocab_size", "cond_dim"))
-    depth = get_depth(config, "n_blocks", where, weights)
-    timed = get_bool(config, "time_conditioning", where, False)
+    """A published DiT as ours; without time conditioning, its modulation is folded into plain weights."""
+    reader = ConfigReader(config, where)
+    size, cond = reader.get_int("vocab_size"), reader.get_int("cond_dim")
+    depth = reader.get_depth("n_blocks", weights)
     backbone = DiTConfig(
-        width=get_int(config, "hidden_dim", where),
+        width=reader.get_int("hidden_dim"),
         depth=depth,
-        heads=get_int(config, "n_heads", where),
-        max_length=get_int(config, "model_length", where),
-        dropout=get_float(config, "dropout", where, 0.0),
+        heads=reader.get_int("n_heads"),
+        max_length=reader.get_int("model_length"),
+        dropout=reader.get_float("dropout", 0.0),
         time_conditioning=TimeConditioning(width=cond, scale=1.0),
     )
     vocab = Vocab(size=size, mask_id=size - 1)
@@ -99,17 +100,16 @@ def convert_dit(
     for i in range(depth):
         names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in _BLOCK_NAMES.items()}
     stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
-    ours = rename_tensors(
-        stripped, names, meta_shapes(backbone, vocab, weights, where), where, "an MDLM", _IGNORED_TENSORS
-    )
-    if timed:
-        return ModelConfig(vocab, backbone, objective, condition_on_sigma=True), ours
+    shapes = meta_shapes(backbone, vocab, weights, where)
+    tensors = rename_tensors(stripped, names, shapes, where, "an MDLM", _IGNORED_TENSORS)
+    if reader.get_bool("time_conditioning", False):
+        return ModelConfig(vocab, backbone, objective, condition_on_sigma=True), tensors
     plain = replace(backbone, time_conditioning=None)
-    return ModelConfig(vocab, plain, objective), _fold_modulation(ours, depth, cond)
+    return ModelConfig(vocab, plain, objective), _fold_modulation(tensors, depth, cond)
 
 
 def _fold_modulation(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]:
-    """The weights of a plain DiT that computes what the modulated one does when it is told 0."""
+    """The weights of a plain DiT that computes the same as the modulated one at sigma = 0."""
     weights = {name: tensor.double() for name, tensor in weights.items()}
     embedding = TimeEmbedding(cond, scale=1.0).double()
     prefix = "time_embedding."
@@ -136,9 +136,9 @@ def _fold_modulation(weights: dict[str, Tensor], depth: int, cond: int) -> dict[
 
 
 def export_dit(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the config says of the network, and its tensors.
+    """The network's part of a published config, and its tensors.
 
-    Their modulation has zero weights, and biases that say: shift by the norm's bias, scale by one, gate one.
+    The modulation gets zero weights and constant biases: shift by the norm's bias, scale by one, gate one.
     """
     config, weights = model.denoiser.config, model.denoiser.backbone.state_dict()
     backbone = require_dit(config.backbone)
@@ -156,7 +156,7 @@ def export_dit(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]
     )
     check_exportable(backbone, plain, "MDLM")
     if config.vocab.mask_id != config.vocab.size - 1:
-        raise ValueError("the published layout holds models whose mask is the last id only")
+        raise ValueError(f"in the published format the mask is the last id; this model's is {config.vocab.mask_id}")
     zeros, ones, cond = torch.zeros(width), torch.ones(width), 128
     tensors: dict[str, Tensor] = {}
     for i in range(backbone.depth):
@@ -177,7 +177,7 @@ def export_dit(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]
     for layer, inputs in (("0", 256), ("2", cond)):
         tensors[f"sigma_map.mlp.{layer}.weight"] = torch.zeros(cond, inputs)
         tensors[f"sigma_map.mlp.{layer}.bias"] = torch.zeros(cond)
-    published = {
+    exported = {
         "vocab_size": config.vocab.size,
         "model_length": backbone.max_length,
         "hidden_dim": width,
@@ -187,4 +187,4 @@ def export_dit(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]
         "dropout": backbone.dropout,
         "time_conditioning": False,
     }
-    return published, {f"backbone.{name}": tensor.clone() for name, tensor in tensors.items()}  # none shared
+    return exported, {f"backbone.{name}": tensor.clone() for name, tensor in tensors.items()}  # safetensors shares none

@@ -1,0 +1,77 @@
+"""Tokenizers of transformers folders: `tokenizer.json` with its `tokenizer_config.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from unmask.backbones.hf import import_transformers
+from unmask.data.tokenizers import Tokenizer
+from unmask.io.untrusted import read_json_object
+from unmask.pretrained.formats.hf import translated_errors
+from unmask.types import Vocab
+
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+_TOKENIZER_SOURCES = ("vocab.txt", "vocab.json", "*.model", "sentencepiece*")
+"""Files from which transformers can build a tokenizer."""
+_SPECIAL_TOKENS = {
+    "mask_token": ("[MASK]", "<mask>", "<|mask|>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "pad_token": ("[PAD]", "<pad>"),
+    "bos_token": ("<s>", "<bos>"),
+    "eos_token": ("</s>", "<eos>", "<|endoftext|>"),
+}
+"""The special tokens of published vocabularies."""
+
+
+def make_tokenizer_config(tokenizer: Tokenizer, vocab: Vocab) -> dict[str, Any]:
+    """The `tokenizer_config.json` with which transformers reads our `tokenizer.json` unchanged.
+
+    A mask id that follows the tokenizer's ids becomes an added token there.
+    """
+    special = {kind: _first_known_token(tokenizer, names) for kind, names in _SPECIAL_TOKENS.items()}
+    special["mask_token"] = tokenizer.backend.id_to_token(vocab.mask_id)
+    if special["eos_token"] is None and vocab.eos_id is not None:
+        special["eos_token"] = tokenizer.backend.id_to_token(vocab.eos_id)
+    special["pad_token"] = special["pad_token"] or special["eos_token"]
+    added: dict[str, Any] = {}
+    if special["mask_token"] is None and vocab.mask_id == tokenizer.backend.get_vocab_size():
+        name = next(name for name in _SPECIAL_TOKENS["mask_token"] if tokenizer.backend.token_to_id(name) is None)
+        flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+        added = {"added_tokens_decoder": {str(vocab.mask_id): {"content": name, **flags, "special": True}}}
+        special["mask_token"] = name
+    known = {kind: name for kind, name in special.items() if name is not None}
+    fixed = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {**fixed, **added, **known}
+
+
+def load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
+    """The tokenizer of a folder and the id of its mask token; None where there is none."""
+    if (folder / TOKENIZER_FILE).exists():
+        tokenizer = Tokenizer.from_file(folder / TOKENIZER_FILE)
+        name = _read_mask_token(folder) or _first_known_token(tokenizer, _SPECIAL_TOKENS["mask_token"])
+        return tokenizer, None if name is None else tokenizer.backend.token_to_id(name)
+    if not any(any(folder.glob(source)) for source in _TOKENIZER_SOURCES):
+        return None, None
+    with translated_errors(str(folder)):
+        loaded: Any = import_transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return Tokenizer(loaded.backend_tokenizer), loaded.mask_token_id
+
+
+def _read_mask_token(folder: Path) -> str | None:
+    """The mask token in the tokenizer's config."""
+    for name in (TOKENIZER_CONFIG_FILE, "special_tokens_map.json"):
+        try:
+            token = read_json_object(folder / name).get("mask_token")
+        except ValueError:
+            continue
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            return content
+    return None
+
+
+def _first_known_token(tokenizer: Tokenizer, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if tokenizer.backend.token_to_id(name) is not None), None)
