@@ -16,7 +16,7 @@ import torch
 import unmask
 from unmask.data.corpus import Corpus
 from unmask.data.loader import Loader, Wrapped
-from unmask.likelihood.estimate import nats_by_bin
+from unmask.likelihood.estimate import NatsEstimator
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
             for each in (model, rounded):
                 generator = torch.Generator().manual_seed(1000 * number + first)
                 with each.inference_mode():
-                    nats = nats_by_bin(each.denoiser, each.objective, batch, generator).sum()
+                    nats = NatsEstimator(each.denoiser, each.objective).draw(batch, generator).nats.sum()
                 found.append(float(nats) / float(batch.loss_mask.sum()))
             exact.append(found[0])
             differences.append(found[1] - found[0])

@@ -23,7 +23,7 @@ from unmask import MDLM, LanguageModel
 from unmask.data.corpus import prepare
 from unmask.data.loader import Loader, Wrapped
 from unmask.experiment import Experiment
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.recipes import stdlib_tiny, text8_tiny
 
 WINDOWS, PASSES, DRAWS, TARGET_ERROR = 16, 50, 2, 0.01
@@ -62,7 +62,7 @@ def measure_scoring(case: Case, groups: int = 3) -> Result:
 
     def own() -> None:
         with model.inference_mode():
-            score_corpus(model.denoiser, model.objective, loader, None, None, replicates=DRAWS, seed=0)
+            score_corpus(model.denoiser, model.objective, loader, EvalConfig(replicates=DRAWS))
 
     seconds = time_alternating(
         lambda: nll_estimates(textbook, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups
@@ -93,7 +93,7 @@ def _variances(case: Case, groups: int) -> tuple[list[float], list[float]]:
             return float(torch.tensor(nats).double().var() / torch.tensor(nats).double().mean() ** 2)
 
         def our_way(group: int) -> float:
-            found = score_corpus(model.denoiser, model.objective, loader, None, WINDOWS, PASSES, seed=group)
+            found = score_corpus(model.denoiser, model.objective, loader, EvalConfig(WINDOWS, PASSES, seed=group))
             return PASSES * (found.standard_error / found.nats_per_token) ** 2
 
         return _repeat(model, by_coins, groups), _repeat(model, our_way, groups)

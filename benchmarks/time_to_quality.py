@@ -31,7 +31,7 @@ from unmask.data.corpus import Corpus, Split, prepare
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, build_trainer
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.recipes import RECIPES
 from unmask.training.trainer import Trainer
 
@@ -126,7 +126,7 @@ def evaluate(model: LanguageModel, split: Split, windows: int, passes: int) -> d
     assert length is not None
     with model.inference_mode():
         loader = Loader(split, Wrapped(length), batch_size=64)
-        score = score_corpus(model.denoiser, model.objective, loader, None, windows, passes, seed=1)
+        score = score_corpus(model.denoiser, model.objective, loader, EvalConfig(windows, passes, seed=1))
     return {"nats": score.nats_per_token, "error": score.standard_error}
 
 

@@ -11,7 +11,8 @@ import torch
 from unmask import Ancestral, load
 from unmask.distributed import Distributed, init_distributed
 from unmask.evaluation.datasets import ResolvedDataset, resolve_dataset
-from unmask.evaluation.evaluate import EvalConfig, evaluate_dataset, tokenize_dataset
+from unmask.evaluation.evaluate import evaluate_dataset, tokenize_dataset
+from unmask.likelihood.corpus import EvalConfig
 
 
 def evaluate_all(model: Path, text: Path, scratch: Path, distributed: Distributed) -> dict[str, object]:
@@ -22,11 +23,13 @@ def evaluate_all(model: Path, text: Path, scratch: Path, distributed: Distribute
     score = evaluate_dataset(lm, fetched, corpus, config=EvalConfig(replicates=3, seed=5))
     precise = evaluate_dataset(lm, fetched, corpus, config=EvalConfig(windows=40, replicates=2, precision=0.02))
     each = lm.score(["abc", "a b c abc", "cc", "b"], draws=32, seed=1)
+    many = lm.score(["a", "bc", "abc"] * 7, prompts=["", "cab", "b"] * 7, draws=16, precision=0.1)
     samples = lm.sample(5, 12, sampler=Ancestral(steps=4), seed=3)
     return {
         "eval": score.to_dict(),
         "precise": precise.to_dict(),
         "score": [one.to_dict() for one in each.per_text],
+        "requests": [one.to_dict() for one in many.per_text],
         "tokens": samples.tokens.tolist(),
         "num_queries": samples.num_queries,
     }

@@ -161,14 +161,16 @@ def random_order_distribution(table: DenoiserLike, canvas: State = ALL_MASKED) -
     return result
 
 
-def maskings(x: State, alpha: float) -> Iterator[tuple[State, float]]:
-    """Every z_t of x with its probability."""
-    for hidden in itertools.product((False, True), repeat=LENGTH):
-        z = tuple(MASK if h else v for h, v in zip(hidden, x, strict=True))
+def maskings(x: State, alpha: float, prompt: int = 0) -> Iterator[tuple[State, float]]:
+    """Every z_t of x with its probability; the first `prompt` tokens are never masked."""
+    for hidden in itertools.product((False, True), repeat=LENGTH - prompt):
+        z = tuple(MASK if h else v for h, v in zip([False] * prompt + [*hidden], x, strict=True))
         yield z, math.prod(1 - alpha if h else alpha for h in hidden)
 
 
-def masked_nats(table: DenoiserLike, x: State, alpha: float, t: float, unmask_prob: float | None) -> float:
+def masked_nats(
+    table: DenoiserLike, x: State, alpha: float, t: float, unmask_prob: float | None, prompt: int = 0
+) -> float:
     """E over z_t of the summed KL of masked tokens, divided by the step's reveal probability.
 
     With a jump r: the KL between (r on x, 1 - r on the mask) and (r x_v, 1 - r S), from its definition.
@@ -176,7 +178,7 @@ def masked_nats(table: DenoiserLike, x: State, alpha: float, t: float, unmask_pr
     """
     nats = 0.0
     prediction = probabilities(table, t)
-    for z, p in maskings(x, alpha):
+    for z, p in maskings(x, alpha, prompt):
         for place, token in enumerate(z):
             if token != MASK or p == 0:
                 continue
@@ -194,19 +196,19 @@ def masked_nats(table: DenoiserLike, x: State, alpha: float, t: float, unmask_pr
     return nats
 
 
-def discrete_bound(table: DenoiserLike, schedule: Schedule, steps: int, x: State) -> float:
-    """The exact T-step bound on -log p(x), in nats."""
+def discrete_bound(table: DenoiserLike, schedule: Schedule, steps: int, x: State, prompt: int = 0) -> float:
+    """The exact T-step bound in nats on -log p of x, given its first `prompt` tokens."""
     level = alpha_grid(schedule, steps).tolist()
     nats = 0.0
     for i in range(1, steps + 1):
         jump = (level[i - 1] - level[i]) / (1 - level[i])
-        nats += jump * masked_nats(table, x, level[i], i / steps, jump)
+        nats += jump * masked_nats(table, x, level[i], i / steps, jump, prompt)
     return nats
 
 
-def continuous_bound(table: DenoiserLike, schedule: Schedule, x: State, nodes: int = 64) -> float:
-    """The exact continuous-time bound, as an integral over the level a of visible tokens:
-    da/(1 - a) E[nats], with the clock at t(a)."""
+def continuous_bound(table: DenoiserLike, schedule: Schedule, x: State, nodes: int = 64, prompt: int = 0) -> float:
+    """The exact continuous-time bound, given the first `prompt` tokens, as an integral over the level a of visible
+    tokens: da/(1 - a) E[nats], with the clock at t(a)."""
     points, weights = np.polynomial.legendre.leggauss(nodes)
     ends = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
     edges = sorted({0.0, ends[1], 0.5, ends[0], 1.0})
@@ -215,7 +217,7 @@ def continuous_bound(table: DenoiserLike, schedule: Schedule, x: State, nodes: i
         level = (low + high) / 2 + (high - low) / 2 * points
         time = schedule.inverse(torch.tensor(level)).tolist()
         for a, t, w in zip(level.tolist(), time, weights.tolist(), strict=True):
-            nats += (high - low) / 2 * w / (1 - a) * masked_nats(table, x, a, t, None)
+            nats += (high - low) / 2 * w / (1 - a) * masked_nats(table, x, a, t, None, prompt)
     return nats
 
 

@@ -56,6 +56,7 @@ def test_many_ranks_find_what_one_finds(ranks: int, given: tuple[Path, Path], tm
         assert found["eval"] == alone["eval"]
         assert found["precise"] == alone["precise"]
         assert found["score"] == alone["score"]
+        assert found["requests"] == alone["requests"]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
 from unmask.io.atomic import atomic_file
 from unmask.io.untrusted import read_json_object
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, BlockDiffusion, NextToken
 from unmask.pretrained import CardMetadata, EvalResult, TrainingFacts, load, save
@@ -415,14 +415,6 @@ def _evaluate(experiment: Experiment, corpus: Corpus, trainer: Trainer) -> dict[
     layout = replace(experiment.layout, length=min(experiment.layout.length, split.num_tokens))
     loader = Loader(split, layout, batch_size=min(EVAL_BATCH_SIZE, experiment.eval_windows))
     with torch.no_grad():
-        score = score_corpus(
-            trainer.denoiser,
-            experiment.objective,
-            loader,
-            None,
-            experiment.eval_windows,
-            replicates=4,
-            seed=0,
-            distributed=trainer.distributed,
-        )
+        config = EvalConfig(experiment.eval_windows, replicates=4)
+        score = score_corpus(trainer.denoiser, experiment.objective, loader, config, distributed=trainer.distributed)
     return {"valid_nats_per_token": score.nats_per_token, "valid_standard_error": score.standard_error}

@@ -21,7 +21,7 @@ from unmask.data.loader import Loader, PromptCompletionRows, RowLayout
 from unmask.data.loader.prompt_completion import _PAD_MULTIPLE, PadIgnored, PadWithEos
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.diffusion.denoiser import DenoiserWrapper
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, BlockDiffusion, UniformDiffusion
 from unmask.types import Batch
 
@@ -174,7 +174,7 @@ def test_scores_do_not_depend_on_how_rows_are_filled() -> None:
 
     def score(layout: RowLayout) -> tuple[float, int]:
         loader = Loader(stream, layout, 2)
-        found = score_corpus(tiny_denoiser(objective, 40, 39), objective, loader, None, None, replicates=4, seed=0)
+        found = score_corpus(tiny_denoiser(objective, 40, 39), objective, loader, EvalConfig(replicates=4))
         return found.nats, found.tokens
 
     assert score(PromptCompletionRows(12)) == score(PromptCompletionRows(12, PadIgnored()))

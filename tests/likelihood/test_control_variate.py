@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from oracle import LINEAR, TableDenoiser, continuous_bound, random_table
 from unmask import MDLM
-from unmask.likelihood import estimate as likelihood
 from unmask.likelihood.control_variate import _MAX_NATS, control_variate, unconditional_nll
-from unmask.likelihood.estimate import score_sequence
+from unmask.likelihood.estimate import NatsEstimator
+from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 
 
 def hidden_sets(n: int, k: int, length: int) -> torch.Tensor:
@@ -72,7 +72,10 @@ def test_scores_have_the_same_mean_and_less_noise(monkeypatch: pytest.MonkeyPatc
     exact = continuous_bound(table, LINEAR, (2, 0, 1))
 
     def variance() -> float:
-        scores = [score_sequence(table, objective, [2, 0, 1], None, draws=16, seed=seed) for seed in range(300)]
+        request = [ScoreRequest([2, 0, 1])]
+        scores = [
+            score_requests(table, objective, request, ScoreConfig(16, seed=seed), per_token=True) for seed in range(300)
+        ]
         nats = np.array([score.nats for score in scores])
         assert abs(nats.mean() - exact) < 4 * nats.std() / math.sqrt(len(nats))
         told = np.mean([score.variance for score in scores])
@@ -82,5 +85,5 @@ def test_scores_have_the_same_mean_and_less_noise(monkeypatch: pytest.MonkeyPatc
         return float(nats.var())
 
     steadied = variance()
-    monkeypatch.setattr(likelihood, "_token_baseline", lambda *_: None)
+    monkeypatch.setattr(NatsEstimator, "token_baseline", lambda *_: None)
     assert steadied < variance() / 3

@@ -14,11 +14,19 @@ from oracle import LINEAR, continuous_bound, random_table
 from unmask import D3PM, MDLM, Batch, LanguageModel, NextToken, Tokenizer
 from unmask.data.corpus import TextStats
 from unmask.data.loader import Loader, Wrapped
+from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.time_sampling import ClippedTimes
-from unmask.likelihood.estimate import _low_variance_objective, score_corpus, score_sequence
+from unmask.likelihood.corpus import EvalConfig, score_corpus
+from unmask.likelihood.estimate import _low_variance_objective
+from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import TIME_BINS, Score, combine_scores
 from unmask.model import ModelConfig
+from unmask.objectives.base import Objective
 from unmask.types import Vocab
+
+
+def score_ids(denoiser: DenoiserLike, objective: Objective, ids: list[int], draws: int, seed: int) -> Score:
+    return score_requests(denoiser, objective, [ScoreRequest(ids)], ScoreConfig(draws, seed=seed), per_token=True)
 
 
 def test_the_score_is_the_exact_bound_and_its_error_is_honest() -> None:
@@ -26,7 +34,7 @@ def test_the_score_is_the_exact_bound_and_its_error_is_honest() -> None:
     objective = MDLM(schedule=LINEAR)
     table = random_table(objective)
     exact = continuous_bound(table, LINEAR, (2, 0, 1))
-    scores = [score_sequence(table, objective, [2, 0, 1], None, draws=64, seed=seed) for seed in range(100)]
+    scores = [score_ids(table, objective, [2, 0, 1], 64, seed) for seed in range(100)]
     within = sum(abs(s.nats - exact) < 2 * s.standard_error * s.tokens for s in scores)
     assert 80 <= within <= 99
     mean = sum(s.nats for s in scores) / 100
@@ -36,8 +44,7 @@ def test_the_score_is_the_exact_bound_and_its_error_is_honest() -> None:
 def test_more_draws_a_smaller_error() -> None:
     objective = MDLM(schedule=LINEAR)
     few, many = (
-        combine_scores([score_sequence(random_table(objective), objective, [2, 0, 1], None, draws, 0)] * 4)
-        for draws in (16, 4096)
+        combine_scores([score_ids(random_table(objective), objective, [2, 0, 1], draws, 0)] * 4) for draws in (16, 4096)
     )
     assert many.standard_error < few.standard_error / 4
 
@@ -45,7 +52,7 @@ def test_more_draws_a_smaller_error() -> None:
 def test_an_autoregressive_score_is_exact() -> None:
     objective = NextToken()
     model, ids = tiny_models.tiny_denoiser(objective), [0, 1, 2, 3, 5]
-    score = score_sequence(model, objective, ids, None, draws=64, seed=0)
+    score = score_ids(model, objective, ids, 64, 0)
     nats = objective.token_nll(model, Batch(torch.tensor([ids])), torch.Generator())
     assert math.isclose(score.nats, float(nats.sum()), rel_tol=1e-9)
     assert score.standard_error == 0
@@ -55,8 +62,8 @@ def test_long_texts_are_scored_window_by_window() -> None:
     objective = NextToken()
     model = tiny_models.tiny_denoiser(objective)
     ids = [0, 1, 2, 3] * 8  # 32 tokens through a model of 12
-    windows = [score_sequence(model, objective, ids[i : i + 12], None, 64, 0).nats for i in (0, 12, 24)]
-    assert math.isclose(score_sequence(model, objective, ids, None, 64, 0).nats, sum(windows), rel_tol=1e-9)
+    windows = [score_ids(model, objective, ids[i : i + 12], 64, 0).nats for i in (0, 12, 24)]
+    assert math.isclose(score_ids(model, objective, ids, 64, 0).nats, sum(windows), rel_tol=1e-9)
 
 
 def test_units() -> None:
@@ -101,8 +108,7 @@ def test_windows_add_their_variances() -> None:
     objective = MDLM(schedule=LINEAR)
     model = tiny_models.tiny_denoiser(objective)
     long, short = (
-        sum(score_sequence(model, objective, [0, 1, 2, 3] * n, None, 64, seed).variance for seed in range(20))
-        for n in (12, 3)
+        sum(score_ids(model, objective, [0, 1, 2, 3] * n, 64, seed).variance for seed in range(20)) for n in (12, 3)
     )
     assert 2 < long / short < 8  # four windows instead of one
 
@@ -190,7 +196,7 @@ class Ids:
 def test_rows_are_passed_over_until_the_error_is_small_enough() -> None:
     lm, loader = LanguageModel(tiny_models.tiny_denoiser(MDLM())), Loader(Ids(), Wrapped(12), batch_size=4)
     told: list[int] = []
-    score = score_corpus(lm.denoiser, lm.objective, loader, None, None, 2, 0, 0.003, progress=told.append)
+    score = score_corpus(lm.denoiser, lm.objective, loader, EvalConfig(None, 2, 0.003), progress=told.append)
     assert score.standard_error <= 0.003 * score.nats_per_token
     assert told == sorted(told)
     assert told[-1] % 9 == 0  # whole passes over nine rows
@@ -200,7 +206,7 @@ def test_rows_are_passed_over_until_the_error_is_small_enough() -> None:
 def test_units_of_some_rows() -> None:
     lm, loader = uniform_model(), Loader(Ids(), Wrapped(12), batch_size=4)
     size = TextStats(bytes=120, characters=90, words=30)
-    score = score_corpus(lm.denoiser, lm.objective, loader, size, 5, 2, 0)
+    score = score_corpus(lm.denoiser, lm.objective, loader, EvalConfig(5, 2), size)
     assert score.tokens == 60
     assert score.text_stats == size
     assert math.isclose(score.bits_per_character, score.nats / math.log(2) / 90)

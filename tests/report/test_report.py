@@ -19,7 +19,7 @@ from unmask.data.corpus import Corpus, PrepareConfig
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment, run_experiment
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.objectives import MDLM, SEDD, NextToken
 from unmask.report import ReportConfig, write_report
 from unmask.report.collect import _STEP_COUNTS, ReportData, collect
@@ -175,8 +175,8 @@ def test_bounds_are_those_of_the_plain_estimate(contents: ReportData, run: Path)
     lm, text = unmask.load(run / "model"), Corpus.open(run / "corpus").splits["valid"]
     loader = Loader(text, Wrapped(16), batch_size=2)
     with lm.inference_mode():
-        exact = score_corpus(lm.denoiser, MDLM(steps=1), loader, None, 2, 2, 5)
-        plain = score_corpus(lm.denoiser, MDLM(), loader, None, 2, 50, 5)
+        exact = score_corpus(lm.denoiser, MDLM(steps=1), loader, EvalConfig(2, 2, seed=5))
+        plain = score_corpus(lm.denoiser, MDLM(), loader, EvalConfig(2, 50, seed=5))
     assert (one.steps, limit.steps) == (1, None)
     assert one.nats_per_token == pytest.approx(exact.nats_per_token)
     assert one.standard_error == pytest.approx(0, abs=1e-6)

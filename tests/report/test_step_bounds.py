@@ -8,7 +8,7 @@ import torch
 
 import tiny_models
 from unmask.data.loader import Loader, Wrapped
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.objectives import D3PM, MDLM, SEDD, NextToken, UniformDiffusion
 from unmask.report.step_bounds import _discretize, _is_weighted_nll, _ShiftedDenoiser, why_no_step_bounds
 
@@ -37,9 +37,9 @@ def test_a_discount_changes_the_noise_and_not_the_mean(steps: int) -> None:
     denoise = tiny_models.tiny_denoiser(MDLM())
     loader = Loader(Stream(np.arange(8 * tiny_models.LENGTH) % 4), Wrapped(tiny_models.LENGTH), batch_size=8)
     with torch.inference_mode():
-        plain = score_corpus(denoise, objective, loader, None, None, 100, 0)
+        plain = score_corpus(denoise, objective, loader, EvalConfig(replicates=100))
         less = 0.9 * plain.nats_per_token
-        steady = score_corpus(_ShiftedDenoiser(denoise, less), objective, loader, None, None, 100, 1)
+        steady = score_corpus(_ShiftedDenoiser(denoise, less), objective, loader, EvalConfig(replicates=100, seed=1))
     difference = steady.nats_per_token + less - plain.nats_per_token
     assert abs(difference) <= 4 * (plain.standard_error + steady.standard_error) + 1e-6
     assert plain.standard_error == pytest.approx(0, abs=1e-6) if steps == 1 else plain.standard_error > 0

@@ -134,12 +134,12 @@ def evaluate(
     from unmask.cli.progress import progress
     from unmask.data.readers import SourceConfig
     from unmask.evaluation.evaluate import (
-        EvalConfig,
         eval_layout,
         evaluate_dataset,
         num_windows,
         tokenize_dataset,
     )
+    from unmask.likelihood.corpus import EvalConfig
 
     validate_output(out)
     effort = EvalConfig(windows, replicates, precision, seed)

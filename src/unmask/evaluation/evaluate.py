@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,31 +15,14 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.evaluation.datasets import ResolvedDataset
 from unmask.evaluation.reference_model import ReferenceModel
 from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.model import LanguageModel
 from unmask.sampling import AnySampler
+from unmask.types import ProgressFn
 
 EVAL_BATCH_SIZE = 2 * TIME_BINS
 """Rows of text in a network call: of their times, which are spread evenly, each cell then gets two."""
-
-_ProgressFn = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """How much of a text is measured and how often: see `score_corpus`."""
-
-    windows: int | None = None
-    replicates: int = 8
-    precision: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.windows is not None and self.windows < 1:
-            raise ValueError(f"windows must be at least 1; got {self.windows}")
-        if self.seed < 0:
-            raise ValueError(f"a seed must be 0 or above; got {self.seed}")
 
 
 def evaluate_corpus(
@@ -48,7 +31,7 @@ def evaluate_corpus(
     split: str,
     layout: RowLayout,
     config: EvalConfig = EvalConfig(),  # noqa: B008
-    progress: _ProgressFn | None = None,
+    progress: ProgressFn | None = None,
 ) -> Score:
     """The bound on -log p of a corpus, with its error; `report` is told the rows done so far."""
     if corpus.tokenizer.digest != (lm.tokenizer.digest if lm.tokenizer is not None else None):
@@ -56,18 +39,8 @@ def evaluate_corpus(
     text = corpus.splits[split]
     loader = Loader(text, layout, batch_size=EVAL_BATCH_SIZE)
     with lm.inference_mode():
-        return score_corpus(
-            lm.denoiser,
-            lm.objective,
-            loader,
-            _window_text_stats(lm.tokenizer, text, loader, config.windows),
-            config.windows,
-            config.replicates,
-            config.seed,
-            config.precision,
-            lm.distributed,
-            progress,
-        )
+        stats = _window_text_stats(lm.tokenizer, text, loader, config.windows)
+        return score_corpus(lm.denoiser, lm.objective, loader, config, stats, lm.distributed, progress)
 
 
 def _window_text_stats(tokenizer: Tokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
@@ -126,7 +99,7 @@ def evaluate_dataset(
     corpus: Corpus,
     per_document: bool = False,
     config: EvalConfig = EvalConfig(),  # noqa: B008
-    progress: _ProgressFn | None = None,
+    progress: ProgressFn | None = None,
 ) -> Score:
     """The bound on a text; of a known set, words are counted as they stood before detokenising."""
     split = _eval_split(corpus)

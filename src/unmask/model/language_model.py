@@ -22,7 +22,7 @@ from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.distributed import Distributed
 from unmask.guidance import AllowedTokens, Guidance, GuidanceFn
 from unmask.hardware.host_memory import check_memory
-from unmask.likelihood.estimate import score_texts
+from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
@@ -382,28 +382,44 @@ class LanguageModel:
     def score(
         self,
         texts: str | Sequence[str | Sequence[int]],
+        prompts: str | Sequence[str | Sequence[int]] | None = None,
         *,
         draws: int = 64,
         precision: float | None = None,
         seed: int = 0,
     ) -> Score:
-        """The bound on -log p of the texts (or id sequences), from `draws` random maskings of each.
+        """The bound on -log p(text | prompt) of texts (or id sequences), from `draws` random maskings of each.
 
-        With `precision`, 0.01 for one percent, each is masked as often as it takes for such an error.
+        With `precision`, 0.01 for one percent, each is drawn as often as it takes for such an error. A request is
+        the sequence of the prompt's ids and the text's ids, encoded apart from each other as `complete` does:
+        tokens never span the boundary (a space between words belongs to the text), and no special token is added.
+        The prompt is visible and not counted. Without one, as with an empty one, it is -log p(text). A text that is
+        longer than the model is scored in windows, each by itself; of a prompt that does not fit before its text,
+        the beginning is dropped. Thousands of requests share network calls, and each is scored as if alone:
+        request i draws from stream i of `seed`, whatever the others are.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        _validate_seed(seed)
-        sized = []
-        for number, text in enumerate(texts):
-            ids = self._encode(text)
-            if not ids:
-                raise ValueError(f"text {number} is empty: there is nothing to score")
-            self.vocab.validate(torch.tensor(ids), clean=True)
-            sized.append((ids, TextStats.from_text(text) if isinstance(text, str) and self.tokenizer else None))
-        if not sized:
+        prompts = [prompts] if isinstance(prompts, str) else [""] * len(texts) if prompts is None else prompts
+        if len(prompts) != len(texts):
+            raise ValueError(f"every text needs a prompt of its own; got {len(texts)} texts and {len(prompts)} prompts")
+        if not len(texts):
             raise ValueError("there are no texts to score")
+        _validate_seed(seed)
+        pairs = enumerate(zip(texts, prompts, strict=True))
+        requests = [self._score_request(number, text, prompt) for number, (text, prompt) in pairs]
+        config = ScoreConfig(draws, precision, seed)
         with self.inference_mode():
-            return score_texts(self.denoiser, self.objective, sized, draws, seed, precision, self.distributed)
+            return score_requests(self.denoiser, self.objective, requests, config, self.distributed)
+
+    def _score_request(self, number: int, text: str | Sequence[int], prompt: str | Sequence[int]) -> ScoreRequest:
+        ids = self._encode(text)
+        if not ids:
+            raise ValueError(f"text {number} is empty: there is nothing to score")
+        before = self._encode(prompt) if len(prompt) else []
+        self.vocab.validate(torch.tensor([*before, *ids]), clean=True)
+        return ScoreRequest(
+            ids, before, TextStats.from_text(text) if isinstance(text, str) and self.tokenizer else None
+        )
 
     def _encode(self, text: str | Sequence[int]) -> list[int]:
         if not isinstance(text, str):

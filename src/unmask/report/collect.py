@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 from unmask.config import from_json
 from unmask.data.corpus import Corpus
-from unmask.evaluation.evaluate import EvalConfig, evaluate_corpus, num_windows
+from unmask.evaluation.evaluate import evaluate_corpus, num_windows
 from unmask.experiment import Experiment, load_ema_model
+from unmask.likelihood.corpus import EvalConfig
 from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.provenance import collect_provenance

@@ -12,7 +12,7 @@ from unmask.context import Context
 from unmask.data.corpus import Corpus
 from unmask.data.loader import Loader, RowLayout
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
-from unmask.likelihood.estimate import score_corpus
+from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.model import LanguageModel
 from unmask.objectives import MDLM, SEDD, AnyObjective, NextToken, UniformDiffusion
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
@@ -71,7 +71,8 @@ def step_bounds(
 
     def bound(T: int | None, less: float) -> StepBound:  # noqa: N803
         objective = _discretize(lm.objective, T)
-        score = score_corpus(_ShiftedDenoiser(lm.denoiser, less), objective, loader, None, windows, replicates, seed)
+        config = EvalConfig(windows, replicates, seed=seed)
+        score = score_corpus(_ShiftedDenoiser(lm.denoiser, less), objective, loader, config)
         return _step_bound(T, score.nats_per_token + less, score.standard_error)
 
     limit: tuple[int | None, ...] = () if isinstance(lm.objective, UniformDiffusion) else (None,)

@@ -12,7 +12,7 @@ from torch import Tensor
 from unmask.context import Context
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
 from unmask.guidance import GuidanceFn
-from unmask.likelihood.estimate import score_sequence
+from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
 from unmask.sampling import AnySampler
@@ -91,7 +91,8 @@ def scoring_job(model: LanguageModel, ids: Sequence[int], draws: int, seed: int)
     """Score a text."""
 
     def job(denoiser: DenoiserLike, _emit: Callable[[Any], None]) -> Score:
-        return score_sequence(denoiser, model.objective, ids, None, draws, seed)
+        config = ScoreConfig(draws, seed=seed)
+        return score_requests(denoiser, model.objective, [ScoreRequest(ids)], config, per_token=True)
 
     return job
 
