@@ -20,7 +20,7 @@ from unmask.backbones import AnyBackbone
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareConfig, ProgressFn, is_corpus, prepare, stale_reasons
-from unmask.data.loader import Loader, RowLayout, Wrapped
+from unmask.data.loader import Loader, PerDocument, PromptCompletionRows, Wrapped
 from unmask.diffusion.time_sampling import ClippedTimes
 from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
@@ -78,7 +78,7 @@ class Experiment:
     backbone: AnyBackbone = DiTConfig()
     objective: AnyObjective = MDLM()
     training: TrainingConfig = TrainingConfig()
-    layout: RowLayout = Wrapped()
+    layout: Wrapped | PerDocument | PromptCompletionRows = Wrapped()
     prepare: PrepareConfig = PrepareConfig()
     eval_windows: int = 64
     unigram_bias_init: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.data.loader import Loader, PerDocument, Wrapped
-from unmask.data.loader.loader import _feistel_permutation
+from unmask.data.loader import ROW_LAYOUTS, Loader, PerDocument, RowLayout, Rows, Spans, TokenSource, Wrapped
+from unmask.data.loader.shuffle import feistel_permutation
+from unmask.types import Batch
 
 
 class Stream:
@@ -28,13 +30,13 @@ class Stream:
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**63))
 def test_a_permutation_is_one(size: int, key: int) -> None:
-    image = _feistel_permutation(np.arange(size), size, key)
+    image = feistel_permutation(np.arange(size), size, key)
     assert sorted(image.tolist()) == list(range(size))
-    assert _feistel_permutation(np.array([size // 2]), size, key)[0] == image[size // 2]
+    assert feistel_permutation(np.array([size // 2]), size, key)[0] == image[size // 2]
 
 
 def test_permutations_differ_and_mix() -> None:
-    images = [_feistel_permutation(np.arange(1000), 1000, key) for key in range(20)]
+    images = [feistel_permutation(np.arange(1000), 1000, key) for key in range(20)]
     assert len({tuple(image.tolist()) for image in images}) == 20
     neighbours = np.mean([np.mean(np.abs(np.diff(image)) == 1) for image in images])
     assert neighbours < 0.01
@@ -100,3 +102,64 @@ def test_some_rows_lie_evenly_over_the_text() -> None:
     some = [row for first in (0, 4) for row in loader.sequential_batch(first, 4, num_windows=7).tokens.tolist()]
     assert some == [all_rows[i * total // 7] for i in range(7)]
     assert loader.sequential_batch(0, total, num_windows=total).tokens.tolist() == all_rows
+
+
+@dataclass(frozen=True)
+class LabelledBatch(Batch):
+    """A batch of a task that a later version may have."""
+
+    labels: torch.Tensor | None = None
+
+
+class DocumentStarts(Rows):
+    """The first tokens of each document, labelled with the document's parity."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.source.document_ends)
+
+    def spans(self, rows: np.ndarray, epochs: np.ndarray, seed: int) -> Spans:
+        start = np.where(rows > 0, self.source.document_ends[rows - 1], 0)
+        return Spans(start, np.minimum(start + self.length, self.source.document_ends[rows]))
+
+    def batch(self, spans: Spans, width: int, training: bool) -> Batch:
+        plain = super().batch(spans, width, training)
+        document = np.searchsorted(self.source.document_ends, spans.start, side="right")
+        return LabelledBatch(plain.tokens, valid=plain.valid, labels=torch.from_numpy(document % 2)[:, None])
+
+
+@dataclass(frozen=True)
+class FirstTokens(RowLayout):
+    length: int = 4
+
+    def bind(self, source: TokenSource) -> Rows:
+        return DocumentStarts(source, self.length)
+
+
+def test_a_layout_from_outside_the_package_works() -> None:
+    loader = Loader(Stream(5, 3, 8, 2), FirstTokens(), 4)
+    assert (loader.num_rows, loader.num_sequential_rows) == (4, 4)
+    batch = loader.sequential_batch(0, 4)
+    assert batch.tokens.tolist() == [[0, 1, 2, 3], [5, 6, 7, 0], [8, 9, 10, 11], [16, 17, 0, 0]]
+    assert batch.valid is not None
+    assert batch.valid.sum(1).tolist() == [4, 3, 4, 2]
+    parts = [loader.batch(3, first, 2) for first in (0, 2)]
+    assert sorted(torch.cat([part.tokens for part in parts]).tolist()) == batch.tokens.tolist()
+    assert [(part.row_offset, part.global_batch_size) for part in parts] == [(0, 4), (2, 4)]
+    for part in parts:
+        assert isinstance(part, LabelledBatch), "a layout may return more than tokens"
+        assert part.labels is not None
+        first_tokens = {0: 0, 5: 1, 8: 0, 16: 1}
+        assert part.labels[:, 0].tolist() == [first_tokens[token] for token in part.tokens[:, 0].tolist()]
+        assert part.to(torch.device("cpu")).labels is not None
+
+
+@pytest.mark.parametrize("layout", [cls for name, cls in ROW_LAYOUTS.items() if name != "prompt-completion"])
+def test_every_layout_reads_every_token_once_in_evaluation(layout: type[RowLayout]) -> None:
+    loader = Loader(Stream(5, 3, 8, 20), replace(layout(), length=4), 3)
+    seen = []
+    for first in range(0, loader.num_sequential_rows, 3):
+        batch = loader.sequential_batch(first, 3)
+        valid = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.valid is None else batch.valid
+        seen += batch.tokens[valid].tolist()
+    assert seen == list(range(36))

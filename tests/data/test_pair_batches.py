@@ -44,7 +44,7 @@ class Stream:
 
 
 def kept(prompt: list[int], completion: list[int], length: int) -> tuple[list[int], list[int]]:
-    """What should be left of a pair, END included, by the rules of `PairBatcher`."""
+    """What should be left of a pair, END included, by the rules of `PromptCompletionRows`."""
     completion = [*completion, END]
     if len(prompt) >= length:
         room = min(len(completion), length // 2)
@@ -112,7 +112,7 @@ def test_any_split_of_a_batch_is_the_batch(
 def test_what_is_cut_is_counted(sizes: list[tuple[int, int]], length: int) -> None:
     stream = Stream(sizes)
     left = [kept(prompt, completion, length) for prompt, completion in stream.pairs]
-    told = Loader(stream, PromptCompletionRows(length), 1).truncation_stats
+    told = PromptCompletionRows(length).bind(stream).truncation_stats()
     assert told is not None
     assert told.num_pairs == len(sizes)
     assert told.truncated_completions == sum(completion[-1] != END for _, completion in left)
@@ -210,5 +210,5 @@ def test_what_cannot_be_read_as_pairs_is_refused(tmp_path: Path) -> None:
 
 def test_the_layout_is_json() -> None:
     for layout in (PromptCompletionRows(), PromptCompletionRows(64, PadIgnored())):
-        assert from_json(RowLayout, to_json(layout)) == layout
+        assert from_json(PromptCompletionRows, to_json(layout)) == layout
     assert PromptCompletionRows().padding == PadWithEos()

@@ -1,58 +1,72 @@
-"""One pair of a prompt and a completion a row: what is kept of it, how wide a batch is, how rows are filled."""
+"""Prompt-completion rows: truncation, batch width, and padding with EOS."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from unmask.data.corpus.token_files import IntArray
+from unmask.data.loader.layouts import RowLayout, Rows, Spans, TokenSource
 from unmask.types import Batch
 
-IntArray: TypeAlias = NDArray[np.int64]
-
 _PAD_MULTIPLE = 8
-"""Rows are as wide as a multiple of it, which many machines multiply faster."""
-
-
-@runtime_checkable
-class PairSource(Protocol):
-    """A split of a corpus of pairs: prompt, completion and the id that ends a text, one pair after the other."""
-
-    @property
-    def document_ends(self) -> IntArray:
-        """Where each pair ends (exclusive)."""
-        ...
-
-    @property
-    def prompt_lengths(self) -> IntArray | None:
-        """How many tokens of each are its prompt."""
-        ...
-
-    def read(self, start: int, stop: int) -> IntArray:
-        """The ids at start, ..., stop - 1."""
-        ...
+"""The width of a batch is a multiple of this, which many devices multiply faster."""
 
 
 @dataclass(frozen=True)
 class PadWithEos:
-    """The rest of a row is the id that ends a text, again and again, and is learned: as LLaDA was trained, a
-    model that fills a canvas of any length learns to stop in it."""
+    """Pad with EOS tokens that count in the loss, as LLaDA was trained: a model that fills a canvas of any length
+    learns to stop in it."""
+
+    is_ignored: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class PadIgnored:
-    """The rest of a row is nobody's: not seen, not learned. Only the one id that ends the completion counts."""
+    """Pad with tokens that are neither attended to nor counted; only the first EOS counts."""
+
+    is_ignored: ClassVar[bool] = True
 
 
 AnyPairPadding: TypeAlias = PadWithEos | PadIgnored
 
 
 @dataclass(frozen=True)
+class PromptCompletionRows(RowLayout):
+    """One prompt-completion pair per row: the prompt is kept clean, the completion and its EOS are learned.
+
+    All rows of a step, on all ranks, are as wide as its longest pair, rounded up. A pair that does not fit loses
+    the end of its completion, and with it the EOS: the model does not learn to stop where a completion was
+    truncated. A prompt that would fill the row alone loses its beginning, so that half of the row (or less, if
+    the completion is shorter) is left for the completion.
+    """
+
+    length: int = 1024
+    """Tokens of a row, at most."""
+    padding: AnyPairPadding = PadWithEos()
+    """What follows a pair that is shorter than the batch is wide."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1; got {self.length}")
+
+    def bind(self, source: TokenSource) -> _PairRows:
+        return _PairRows(source, self.length, self.padding)
+
+    def describe(self, source: TokenSource) -> Sequence[str]:
+        stats = self.bind(source).truncation_stats()
+        if not stats.truncated_completions + stats.truncated_prompts:
+            return []
+        return [f"note: rows have {self.length:,} tokens (layout.length): {stats}"]
+
+
+@dataclass(frozen=True)
 class TruncationStats:
-    """How many of a corpus' `pairs` do not fit into a row: so many `completions` and `prompts` are cut."""
+    """How many of a corpus' pairs lose the end of the completion, or the beginning of the prompt."""
 
     num_pairs: int
     truncated_completions: int
@@ -65,84 +79,52 @@ class TruncationStats:
         )
 
 
-@dataclass(frozen=True)
-class PairSpans:
-    """Where each row's tokens begin and end in the stream, and where those that are given end."""
-
-    start: IntArray
-    prompt_end: IntArray
-    stop: IntArray
-
-    @property
-    def max_length(self) -> int:
-        """The tokens of the longest row."""
-        return int((self.stop - self.start).max(initial=1))
-
-
-class PairBatcher:
-    """The pairs of a stream as rows of at most `length` tokens.
-
-    A pair that is longer loses the end of its completion and, with it, the id that ends a text: a cut completion is
-    not taught to stop. Only a prompt that would fill the row by itself loses its beginning, so that half of
-    the row is the completion's, or as much of it as the completion needs.
-    """
-
-    def __init__(self, source: object, length: int) -> None:
+class _PairRows(Rows):
+    def __init__(self, source: TokenSource, length: int, padding: AnyPairPadding) -> None:
+        super().__init__(source, length)
         if length < 2:
             raise ValueError(f"a row of a prompt and a completion has a length of at least 2; got {length}")
-        if not isinstance(source, PairSource) or source.prompt_lengths is None:
+        prompt_lengths: IntArray | None = getattr(source, "prompt_lengths", None)
+        if prompt_lengths is None:
             raise ValueError(
                 "this corpus is not one of pairs; prepare it with source.pair_format=PromptCompletion or ChatRecord"
             )
-        given = source.prompt_lengths
-        if not len(given):
-            raise ValueError("this split has no pairs; prepare it from more pairs or with another share")
-        self.length, self._read, self._document_ends, self._prompt_lengths = (
-            length,
-            source.read,
-            source.document_ends,
-            given,
+        if not len(prompt_lengths):
+            raise ValueError("this split has no pairs; prepare it from more pairs or with another validation_fraction")
+        self._padding, self._ends, self._prompt_lengths = padding, source.document_ends, prompt_lengths
+        self._eos_id = int(source.read(int(self._ends[0]) - 1, int(self._ends[0]))[0])
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._ends)
+
+    def spans(self, rows: IntArray, epochs: IntArray, seed: int) -> Spans:
+        stop = np.asarray(self._ends[rows])
+        first = np.where(rows > 0, self._ends[rows - 1], 0)
+        prompt_end = first + self._prompt_lengths[rows]
+        room = np.minimum(stop - prompt_end, self.length // 2)
+        start = np.where(prompt_end - first < self.length, first, prompt_end - self.length + room)
+        return Spans(start, np.minimum(stop, start + self.length), prompt_end)
+
+    def width(self, spans: Spans) -> int:
+        longest = int((spans.stop - spans.start).max(initial=1))
+        return min(self.length, -(-longest // _PAD_MULTIPLE) * _PAD_MULTIPLE)
+
+    def batch(self, spans: Spans, width: int, training: bool) -> Batch:
+        """In evaluation, padding never counts: the likelihood of a pair does not depend on the batch's width."""
+        assert spans.prompt_end is not None
+        position = np.arange(width)
+        valid = position < (spans.stop - spans.start)[:, None]
+        mask_padding = (self._padding.is_ignored or not training) and not valid.all()
+        return Batch(
+            torch.from_numpy(self.read(spans, width, fill=self._eos_id)),
+            valid=torch.from_numpy(valid) if mask_padding else None,
+            prompt_mask=torch.from_numpy(position < (spans.prompt_end - spans.start)[:, None]),
         )
-        self._eos_id = int(source.read(int(source.document_ends[0]) - 1, int(source.document_ends[0]))[0])
-
-    def __len__(self) -> int:
-        return len(self._document_ends)
-
-    def spans(self, indices: IntArray) -> PairSpans:
-        """What is kept of these pairs."""
-        stop = np.asarray(self._document_ends[indices])
-        begin = np.where(indices > 0, self._document_ends[indices - 1], 0)
-        border = begin + self._prompt_lengths[indices]
-        room = np.minimum(stop - border, self.length // 2)
-        start = np.where(border - begin < self.length, begin, border - self.length + room)
-        return PairSpans(start, border, np.minimum(stop, start + self.length))
 
     def truncation_stats(self) -> TruncationStats:
-        """What is lost for want of length."""
-        every = np.arange(len(self), dtype=np.int64)
-        spans = self.spans(every)
-        begin = np.concatenate([[0], self._document_ends[:-1]])
-        completions, prompts = spans.stop < self._document_ends, spans.start > begin
-        return TruncationStats(len(self), int(completions.sum()), int(prompts.sum()))
-
-    def padded_length(self, spans: PairSpans) -> int:
-        """The longest row's tokens, rounded up."""
-        return min(self.length, -(-spans.max_length // _PAD_MULTIPLE) * _PAD_MULTIPLE)
-
-    def batch(
-        self, spans: PairSpans, width: int, padding: AnyPairPadding, row_offset: int, global_batch_size: int
-    ) -> Batch:
-        """Rows first, first + 1, ... of `total`, the rest of each as `end` says."""
-        tokens = np.full((len(spans.start), width), self._eos_id, dtype=np.int64)
-        for row, start, stop in zip(tokens, spans.start.tolist(), spans.stop.tolist(), strict=True):
-            row[: stop - start] = self._read(start, stop)
-        place = np.arange(width)
-        padded = place >= (spans.stop - spans.start)[:, None]
-        valid = ~padded if isinstance(padding, PadIgnored) and padded.any() else None
-        return Batch(
-            torch.from_numpy(tokens),
-            valid=None if valid is None else torch.from_numpy(valid),
-            prompt_mask=torch.from_numpy(place < (spans.prompt_end - spans.start)[:, None]),
-            row_offset=row_offset,
-            global_batch_size=global_batch_size,
-        )
+        """How many pairs are truncated to `length`."""
+        rows = np.arange(self.num_rows, dtype=np.int64)
+        spans = self.spans(rows, np.zeros_like(rows), 0)
+        first = np.concatenate([[0], self._ends[:-1]])
+        return TruncationStats(self.num_rows, int((spans.stop < self._ends).sum()), int((spans.start > first).sum()))
