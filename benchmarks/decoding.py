@@ -38,11 +38,11 @@ from unmask import (
 )
 from unmask.diffusion.process import BlockMasking
 from unmask.diffusion.schedule import LogLinear
+from unmask.sampling import Sampler
 from unmask.sampling.blockwise import CACHE_POLICIES
-from unmask.sampling.semi_autoregressive import MaskedSampler
 
 VOCAB, WIDTH, DEPTH, HEADS, HIDDEN = 32_000, 512, 8, 8, 1376
-SAMPLERS: dict[str, Callable[[int, SamplingParams], MaskedSampler]] = {
+SAMPLERS: dict[str, Callable[[int, SamplingParams], Sampler]] = {
     "one a step": lambda block, choice: Confidence(steps=block, params=choice),
     "four a step": lambda block, choice: Confidence(steps=block // 4, params=choice),
     "threshold 0.9": lambda _, choice: Threshold(0.9, choice),

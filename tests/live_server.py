@@ -12,7 +12,7 @@ import httpx
 import torch
 
 from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 from unmask.serve.app import create_app
 from unmask.serve.draining import GracefulServer
 from unmask.serve.limits import Limits
@@ -23,7 +23,7 @@ ALPHABET = "abcdefgh \n"
 LENGTH = 48
 
 
-def language_model(objective: AnyObjective | None = None, length: int = LENGTH) -> LanguageModel:
+def language_model(objective: Objective | None = None, length: int = LENGTH) -> LanguageModel:
     """In float64, so that a row alone and a row in a batch differ by far less than any probability."""
     objective = objective or MDLM()
     causal = isinstance(objective, NextToken)

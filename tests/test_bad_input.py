@@ -37,8 +37,8 @@ from unmask import (
     UniformDiffusion,
     Vocab,
 )
-from unmask.objectives import AnyObjective
-from unmask.sampling import AnySampler
+from unmask.objectives import Objective
+from unmask.sampling import Sampler
 from unmask.serve.text_codec import TextCodec
 from unmask.types import LogX
 
@@ -49,7 +49,7 @@ FEW = Ancestral(steps=4)
 Call = Callable[[LanguageModel], object]
 
 
-def model(objective: AnyObjective | None = None) -> LanguageModel:
+def model(objective: Objective | None = None) -> LanguageModel:
     objective = objective or MDLM()
     backbone = replace(TINY, causal=isinstance(objective, NextToken))
     return LanguageModel.from_config(backbone, objective, Tokenizer.characters("abc "))
@@ -275,7 +275,7 @@ def test_steps_start_at_one(kind: Callable[..., Any], steps: int) -> None:
     refused(lambda: kind(steps=steps), f"steps must be a whole number from 1 to 1,048,576; got {steps}")
 
 
-MASKED_ONLY: list[AnySampler] = [
+MASKED_ONLY: list[Sampler] = [
     Ancestral(),
     FirstHitting(),
     RandomOrder(),
@@ -300,13 +300,13 @@ MASKED_ONLY: list[AnySampler] = [
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list | str) else "",
 )
-def test_a_sampler_must_fit_the_model(objective: AnyObjective, samplers: list[AnySampler], sentence: str) -> None:
+def test_a_sampler_must_fit_the_model(objective: Objective, samplers: list[Sampler], sentence: str) -> None:
     lm = model(objective)
     for sampler in samplers:
         refused(lambda sampler=sampler: lm.sample(length=4, sampler=sampler), sentence)
 
 
-def damaged(objective: AnyObjective) -> LanguageModel:
+def damaged(objective: Objective) -> LanguageModel:
     lm = model(objective)
     with torch.no_grad():
         lm.denoiser.backbone.blocks[0].mlp[0].weight[0, 0] = math.nan
@@ -319,7 +319,7 @@ def damaged(objective: AnyObjective) -> LanguageModel:
     [MDLM(), D3PM(steps=8), SEDD(), UniformDiffusion(steps=8), NextToken()],
     ids=lambda objective: type(objective).__name__,
 )
-def test_weights_that_are_nan_are_named(objective: AnyObjective) -> None:
+def test_weights_that_are_nan_are_named(objective: Objective) -> None:
     lm = damaged(objective)
     refused(lambda: lm.sample(length=4), "NaN.*weights are damaged")
     refused(lambda: lm.infill("a<mask:2>"), "NaN.*weights are damaged")
@@ -340,7 +340,7 @@ def test_no_sampler_writes_from_nan(choice: SamplingParams) -> None:
     lm = damaged(MDLM())
     for sampler in MASKED_ONLY:
         if isinstance(sampler, SemiAutoregressive):
-            chosen: AnySampler = replace(sampler, sampler=Ancestral(params=choice))
+            chosen: Sampler = replace(sampler, sampler=Ancestral(params=choice))
         else:
             chosen = replace(sampler, params=choice)
         refused(lambda chosen=chosen: lm.sample(length=4, sampler=chosen), "NaN.*weights are damaged")

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from unmask.backbones.dit import DiTConfig, TimeConditioning
 from unmask.config import from_json, override, to_json
-from unmask.diffusion.schedule import AnySchedule, Cosine, IntegratedRate, LogLinear
+from unmask.diffusion import SCHEDULES
+from unmask.diffusion.schedule import Cosine, IntegratedRate, LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, HistogramTimes, PowerTimes, UniformTimes
-from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective
+from unmask.objectives import D3PM, MDLM, OBJECTIVES, SEDD, Objective
 from unmask.training.trackers import TensorBoard
 from unmask.training.trainer import TrainingConfig
 
-WRITABLE = [schedule() for schedule in get_args(AnySchedule) if schedule is not IntegratedRate]
+WRITABLE = [schedule() for schedule in SCHEDULES.values() if schedule is not IntegratedRate]
 PROPOSALS: list[AnyTimes] = [UniformTimes(), PowerTimes(3.5), HistogramTimes((1.0, 2.5))]
 
 
@@ -29,26 +30,26 @@ def through_a_file(kind: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("schedule", WRITABLE, ids=lambda s: type(s).__name__)
-def test_every_schedule_comes_back(schedule: AnySchedule) -> None:
+def test_every_schedule_comes_back(schedule: Schedule) -> None:
     (name, default) = next(iter(vars(schedule).items()))
     changed = type(schedule)(**{name: default / 2})  # a default could come back without being read
-    assert through_a_file(AnySchedule, changed) == changed != schedule
+    assert through_a_file(Schedule, changed) == changed != schedule
 
 
-@pytest.mark.parametrize("objective", get_args(AnyObjective), ids=lambda o: o.__name__)
-def test_every_objective_comes_back(objective: type[AnyObjective]) -> None:
+@pytest.mark.parametrize("objective", list(OBJECTIVES.values()), ids=lambda o: o.__name__)
+def test_every_objective_comes_back(objective: type[Objective]) -> None:
     takes = {field.name for field in fields(objective)}
     for schedule, times in itertools.product(WRITABLE, PROPOSALS):
         given: dict[str, Any] = {"schedule": schedule, "times": times, "steps": 17, "carry_over": False}
         value = objective(**{name: part for name, part in given.items() if name in takes})
-        back = through_a_file(AnyObjective, value)
+        back = through_a_file(Objective, value)
         assert back == value
         assert type(back) is type(value)  # D3PM is an MDLM too
 
 
 def test_none_comes_back() -> None:
-    assert through_a_file(AnyObjective, MDLM(steps=None)) == MDLM(steps=None)
-    assert through_a_file(AnyObjective, D3PM(steps=None)) == D3PM(steps=None) != D3PM()
+    assert through_a_file(Objective, MDLM(steps=None)) == MDLM(steps=None)
+    assert through_a_file(Objective, D3PM(steps=None)) == D3PM(steps=None) != D3PM()
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,11 @@ def test_a_rate_is_code_and_cannot_be_written() -> None:
 
 def test_a_rate_cannot_be_read_either() -> None:
     with pytest.raises(ValueError, match=r"^config\.schedule\.beta must be .*; got '__import__'$"):
-        from_json(AnyObjective, {"kind": "MDLM", "schedule": {"kind": "IntegratedRate", "beta": "__import__"}})
+        from_json(Objective, {"kind": "MDLM", "schedule": {"kind": "IntegratedRate", "beta": "__import__"}})
 
 
 def test_what_is_left_out_takes_its_default() -> None:
-    assert from_json(AnyObjective, {"kind": "MDLM", "schedule": {"kind": "LogLinear"}}) == MDLM()
+    assert from_json(Objective, {"kind": "MDLM", "schedule": {"kind": "LogLinear"}}) == MDLM()
 
 
 def test_a_part_that_can_only_be_one_thing_need_not_say_its_kind() -> None:
@@ -103,30 +104,30 @@ def test_a_whole_number_is_a_float_but_not_the_other_way_round() -> None:
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"^model\.objective has kind 'MLDM'; known are MDLM, D3PM, SEDD") as error:
-        from_json(AnyObjective, {"kind": "MLDM"}, "model.objective")
+        from_json(Objective, {"kind": "MLDM"}, "model.objective")
     assert str(error.value).endswith("(did you mean MDLM?)")
 
 
 def test_a_kind_like_no_other_gets_no_hint() -> None:
     with pytest.raises(ValueError, match="has kind 'xyz'") as error:
-        from_json(AnyObjective, {"kind": "xyz"})
+        from_json(Objective, {"kind": "xyz"})
     assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", [None, 3, ["MDLM"], {"MDLM": 1}])
 def test_a_kind_that_is_no_word_is_refused(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"^config has kind .*; known are MDLM"):
-        from_json(AnyObjective, {"kind": kind})
+        from_json(Objective, {"kind": kind})
 
 
 def test_a_union_must_be_told_apart() -> None:
     with pytest.raises(ValueError, match=r"^config has kind None; known are MDLM"):
-        from_json(AnyObjective, {"steps": 3})
+        from_json(Objective, {"steps": 3})
 
 
 def test_an_unknown_field_says_where_and_what_was_meant() -> None:
     with pytest.raises(ValueError, match=r"^config\.schedule has an unknown field 'epz'; LogLinear has eps") as error:
-        from_json(AnyObjective, {"kind": "MDLM", "schedule": {"kind": "LogLinear", "epz": 0.1}})
+        from_json(Objective, {"kind": "MDLM", "schedule": {"kind": "LogLinear", "epz": 0.1}})
     assert str(error.value).endswith("(did you mean eps?)")
 
 
@@ -157,17 +158,17 @@ def test_an_unknown_field_says_where_and_what_was_meant() -> None:
 )
 def test_a_wrong_type_says_where_and_what_would_be_right(data: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}$"):
-        from_json(AnyObjective, data)
+        from_json(Objective, data)
 
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(ValueError, match=r"^config\.times is incomplete: .*'weights'"):
-        from_json(AnyObjective, {"kind": "MDLM", "times": {"kind": "HistogramTimes"}})
+        from_json(Objective, {"kind": "MDLM", "times": {"kind": "HistogramTimes"}})
 
 
 def test_values_are_checked_as_in_python() -> None:
     with pytest.raises(ValueError, match=r"^config: eps, .* must be in \[0, 1\); got 2\.0$"):
-        from_json(AnySchedule, {"kind": "LogLinear", "eps": 2.0})
+        from_json(Schedule, {"kind": "LogLinear", "eps": 2.0})
 
 
 # Changes
@@ -187,7 +188,7 @@ class Part:
 class Whole:
     """`low` must be below `high`, so some changes can only be made together."""
 
-    objective: AnyObjective = MDLM()
+    objective: Objective = MDLM()
     part: Part = Part()
     low: int = 1
     high: int = 2

@@ -216,7 +216,7 @@ class Listening:
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_sequences_that_are_the_same_are_read_once(timed: bool, indexed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    denoise = tiny_models.tiny_denoiser(MDLM(), timed=timed)
+    denoise = tiny_models.tiny_denoiser(MDLM(), time_conditioned=timed)
     mask, random = denoise.vocab.mask_id, torch.Generator().manual_seed(0)
     z = torch.randint(4, (1, 8), generator=random).masked_fill(torch.arange(8) % 2 == 0, mask).repeat(3, 1)
     rows: Any = (z == mask) & (torch.rand(z.shape, generator=random) < 0.6)
@@ -236,7 +236,7 @@ def test_sequences_that_are_the_same_are_read_once(timed: bool, indexed: bool, m
 
 def test_sequences_that_differ_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for timed, change in ((False, "text"), (True, "time"), (False, "padding"), (False, "gradient")):
-        denoise = tiny_models.tiny_denoiser(MDLM(), timed=timed)
+        denoise = tiny_models.tiny_denoiser(MDLM(), time_conditioned=timed)
         z, t = torch.full((3, 8), denoise.vocab.mask_id), torch.full((3, 1), 0.5)
         context = Context()
         if change == "text":

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from unmask.config import from_json, to_json
-from unmask.experiment import OBJECTIVES, Experiment
+from unmask.experiment import Experiment
 from unmask.model import ModelConfig
+from unmask.objectives import OBJECTIVES
 from unmask.recipes import RECIPES
 from unmask.types import Vocab
 
@@ -20,7 +21,7 @@ FRESH = [name for name, recipe in RECIPES.items() if recipe().init_from is None]
 
 @pytest.mark.parametrize(("name", "objective"), list(itertools.product(FRESH, OBJECTIVES)))
 def test_every_recipe_builds(name: str, objective: str) -> None:
-    experiment = RECIPES[name]().with_objective(OBJECTIVES[objective])
+    experiment = RECIPES[name]().with_objective(OBJECTIVES[objective].recommended())
     with torch.device("meta"):  # shapes only: the large ones need no memory
         model = ModelConfig(Vocab(30, 29), experiment.backbone, experiment.objective).build()
     assert model.backbone.causal == (objective == "ar")

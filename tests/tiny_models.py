@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import get_args
 
 import torch
 
-from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab
+from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab, objectives
 from unmask.diffusion.process import BlockMasking, LeftToRight, UniformNoise
 from unmask.model import Denoiser
-from unmask.objectives import AnyObjective, NextToken
+from unmask.objectives import NextToken, Objective
 from unmask.sampling import (
+    PROCESS_SAMPLERS,
+    SAMPLERS,
     Ancestral,
-    AnySampler,
     Autoregressive,
     Blockwise,
     ReMDM,
+    Sampler,
     SemiAutoregressive,
     UniformAncestral,
 )
@@ -25,13 +26,13 @@ from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache
 from unmask.sampling.confidence import Entropy, Margin
 from unmask.sampling.remdm import Cap, Conf, Loop
 
-OBJECTIVES: list[type[AnyObjective]] = list(get_args(AnyObjective))
+OBJECTIVES: list[type[Objective]] = list(objectives.OBJECTIVES.values())
 LENGTH = 12
 
 
 @cache
 def tiny_denoiser(
-    objective: AnyObjective,
+    objective: Objective,
     size: int = 7,
     mask: int = 4,
     time_conditioned: bool = False,
@@ -55,11 +56,11 @@ def tiny_denoiser(
     return model.requires_grad_(False)
 
 
-def all_samplers() -> list[AnySampler]:
-    """Every member of the union with its defaults, and the options that are code of their own."""
-    members: list[AnySampler] = [
+def all_samplers() -> list[Sampler]:
+    """Every member of the tables with its defaults, and the options that are code of their own."""
+    members: list[Sampler] = [
         kind(steps=6) if "steps" in kind.__dataclass_fields__ else kind()
-        for kind in get_args(AnySampler)
+        for kind in (*SAMPLERS.values(), *PROCESS_SAMPLERS.values())
         if kind is not SemiAutoregressive
     ]
     confidence = next(s for s in members if type(s).__name__ == "Confidence")
@@ -80,7 +81,7 @@ def all_samplers() -> list[AnySampler]:
     ]
 
 
-def is_compatible(sampler: AnySampler, objective: AnyObjective) -> bool:
+def is_compatible(sampler: Sampler, objective: Objective) -> bool:
     """Whether the sampler restores what the objective's process destroys."""
     if isinstance(objective.process, LeftToRight):
         return isinstance(sampler, Autoregressive)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from unmask.backbones import AnyBackbone
+from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareConfig, ProgressFn, is_corpus, prepare, stale_reasons
@@ -28,7 +28,8 @@ from unmask.io.atomic import atomic_file
 from unmask.io.untrusted import read_json_object
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.model import Denoiser, LanguageModel, ModelConfig
-from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, BlockDiffusion, NextToken
+from unmask.objectives import MDLM, NextToken, Objective
+from unmask.objectives.base import MaskedObjective
 from unmask.pretrained import CardMetadata, EvalResult, TrainingFacts, load, save
 from unmask.pretrained.state_dict import list_weight_files
 from unmask.training import checkpoint
@@ -75,8 +76,8 @@ class Experiment:
 
     sources: tuple[str, ...] = ("stdlib",)
     tokenizer: str = "bpe:4096"
-    backbone: AnyBackbone = DiTConfig()
-    objective: AnyObjective = MDLM()
+    backbone: BackboneConfig = DiTConfig()
+    objective: Objective = MDLM()
     training: TrainingConfig = TrainingConfig()
     layout: Wrapped | PerDocument | PromptCompletionRows = Wrapped()
     prepare: PrepareConfig = PrepareConfig()
@@ -96,14 +97,13 @@ class Experiment:
             self.training.curriculum.objective_at(self.objective, 0.0, ClippedTimes())
 
     def _check_new_model(self) -> None:
-        if not isinstance(self.backbone, DiTConfig):
+        if self.backbone.needs_weights:
             raise ValueError("a network of another library comes with its weights: name its folder as init_from")
         if self.lora is not None:
             raise ValueError("lora is for going on from a model: name one as init_from")
-        if self.layout.length > self.backbone.max_length:
-            raise ValueError(
-                f"rows of {self.layout.length} tokens are longer than the model's {self.backbone.max_length}"
-            )
+        longest = self.backbone.max_length
+        if longest is not None and self.layout.length > longest:
+            raise ValueError(f"rows of {self.layout.length} tokens are longer than the model's {longest}")
         causal = isinstance(self.objective, NextToken)
         if self.backbone.causal != causal:
             raise ValueError(
@@ -111,13 +111,14 @@ class Experiment:
                 " `with_objective` and --objective see to it"
             )
 
-    def with_objective(self, objective: AnyObjective) -> Experiment:
+    def with_objective(self, objective: Objective) -> Experiment:
         """The same with another objective, and the network that it needs: an autoregressive one looks back
         only, so it has no use for a start at both neighbours or a curriculum of times."""
         causal, backbone = isinstance(objective, NextToken), self.backbone
-        training = replace(self.training, curriculum=None) if causal else self.training
-        if self.init_from is None and isinstance(backbone, DiTConfig):
-            backbone = replace(backbone, causal=causal, local_init=None if causal else backbone.local_init)
+        has_times = isinstance(objective, MaskedObjective)
+        training = self.training if has_times else replace(self.training, curriculum=None)
+        if self.init_from is None:
+            backbone = backbone.with_causal(causal)
         return replace(self, objective=objective, backbone=backbone, training=training)
 
     def with_init_from(self, init_from: str, lm: LanguageModel) -> Experiment:
@@ -134,16 +135,6 @@ class Experiment:
             layout=replace(self.layout, length=length),
             unigram_bias_init=False,
         )
-
-
-OBJECTIVES: dict[str, AnyObjective] = {
-    "mdlm": MDLM(),
-    "d3pm": D3PM(),
-    "sedd": SEDD(),
-    "ar": NextToken(),
-    "block": BlockDiffusion(exact_mask_counts=True),
-}
-"""The counterparts that any experiment can be repeated with."""
 
 
 def run_experiment(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unmask import MDLM, Ancestral, Batch, BlockDiffusion, Blockwise, LanguageModel, ModelConfig, Vocab
-from unmask.backbones import AnyBackbone
+from unmask.backbones import BackboneConfig
 from unmask.backbones import hf as huggingface
 from unmask.backbones.attention_mask import KVCache, attention_context
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig
@@ -307,7 +307,7 @@ def test_blocks_are_written_one_after_the_other(name: str) -> None:
 @every
 def test_configs_are_written_and_read(name: str) -> None:
     stated = config(name, max_length=20)
-    assert from_json(AnyBackbone, json.loads(json.dumps(to_json(stated)))) == stated
+    assert from_json(BackboneConfig, json.loads(json.dumps(to_json(stated)))) == stated
     network = theirs(name)
     again = HFBackboneConfig.from_hf(network.config, stated.future_visibility)
     assert again.parsed["model_type"] == name

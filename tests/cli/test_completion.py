@@ -41,7 +41,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["infill", "--tem"], {"--temperature"}),
         (["sample", "runs/demo", "--wa"], {"--watch"}),
         (["train", "stdlib-tiny", "--objective", "se"], {"sedd"}),
-        (["train", "stdlib-tiny", "--objective", ""], {"mdlm", "d3pm", "sedd", "ar", "block"}),
+        (["train", "stdlib-tiny", "--objective", ""], {"mdlm", "d3pm", "sedd", "uniform", "ar", "block"}),
         (["train", ""], set(RECIPES)),
         (["train", "stdlib-tiny", "--print-config", "--obj"], {"--objective"}),
         (["sample", "runs/demo", "--sampler", ""], {"default", *SAMPLERS}),

@@ -22,7 +22,7 @@ from unmask.data.loader.prompt_completion import _PAD_MULTIPLE, PadIgnored, PadW
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.diffusion.denoiser import DenoiserWrapper
 from unmask.likelihood.corpus import EvalConfig, score_corpus
-from unmask.objectives import D3PM, MDLM, SEDD, AnyObjective, BlockDiffusion, UniformDiffusion
+from unmask.objectives import D3PM, MDLM, SEDD, BlockDiffusion, Objective, UniformDiffusion
 from unmask.types import Batch
 
 END = 0
@@ -150,9 +150,7 @@ class Spy(DenoiserWrapper):
     ids=repr,
 )
 @pytest.mark.parametrize("end", [PadWithEos(), PadIgnored()])
-def test_prompts_are_never_noised_and_answers_always_may_be(
-    objective: AnyObjective, end: PadWithEos | PadIgnored
-) -> None:
+def test_prompts_are_never_noised_and_answers_always_may_be(objective: Objective, end: PadWithEos | PadIgnored) -> None:
     loader = Loader(Stream([(3, 2), (1, 5), (4, 4), (2, 1)]), PromptCompletionRows(12, end), 4)
     batch = loader.batch(0)
     touched = torch.zeros_like(batch.loss_mask)

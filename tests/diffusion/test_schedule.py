@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from unmask.diffusion import SCHEDULES
 from unmask.diffusion.schedule import (
-    AnySchedule,
     Cosine,
     CosineSquared,
     Geometric,
@@ -23,6 +22,7 @@ from unmask.diffusion.schedule import (
     LinearSigma,
     LogLinear,
     Polynomial,
+    Schedule,
 )
 
 
@@ -40,8 +40,8 @@ def ramp(t: Tensor) -> Tensor:
     return 2 * t
 
 
-SCHEDULES: list[AnySchedule] = [
-    *(member() for member in get_args(AnySchedule) if member is not IntegratedRate),
+SCHEDULES: list[Schedule] = [
+    *(member() for member in SCHEDULES.values() if member is not IntegratedRate),
     IntegratedRate(constant),
     IntegratedRate(hazard),
     IntegratedRate(ramp),
@@ -53,7 +53,7 @@ SCHEDULES: list[AnySchedule] = [
 ]
 
 
-def label(schedule: AnySchedule) -> str:
+def label(schedule: Schedule) -> str:
     values = (getattr(schedule, field.name) for field in fields(schedule))
     return f"{type(schedule).__name__}({', '.join(getattr(v, '__name__', str(v)) for v in values)})"
 
@@ -65,14 +65,14 @@ WHOLE = torch.linspace(0, 1, 2001, dtype=torch.float64)
 
 
 @every_schedule
-def test_dalpha_is_the_derivative_of_alpha(schedule: AnySchedule) -> None:
+def test_dalpha_is_the_derivative_of_alpha(schedule: Schedule) -> None:
     t = INTERIOR.clone().requires_grad_()
     (derivative,) = torch.autograd.grad(schedule.alpha(t).sum(), t)
     torch.testing.assert_close(schedule.dalpha(INTERIOR), derivative, rtol=1e-8, atol=1e-12)
 
 
 @every_schedule
-def test_alpha_falls_and_is_a_probability(schedule: AnySchedule) -> None:
+def test_alpha_falls_and_is_a_probability(schedule: Schedule) -> None:
     alpha = schedule.alpha(WHOLE)
     assert bool((alpha.diff() <= 0).all())
     assert alpha[0] > alpha[1000] > alpha[-1]  # a constant would pass the line above
@@ -81,14 +81,14 @@ def test_alpha_falls_and_is_a_probability(schedule: AnySchedule) -> None:
 
 
 @every_schedule
-def test_weight_is_the_rate_of_reveal_of_a_masked_token(schedule: AnySchedule) -> None:
+def test_weight_is_the_rate_of_reveal_of_a_masked_token(schedule: Schedule) -> None:
     alpha, dalpha = schedule.alpha(INTERIOR), schedule.dalpha(INTERIOR)
     # 1 - alpha cancels: 1e-6 at t = 1e-3 for the flattest start has lost ten of its sixteen digits.
     torch.testing.assert_close(schedule.weight(INTERIOR), -dalpha / (1 - alpha), rtol=1e-8, atol=0)
 
 
 @every_schedule
-def test_float32_is_finite_and_signed_right_up_to_both_ends(schedule: AnySchedule) -> None:
+def test_float32_is_finite_and_signed_right_up_to_both_ends(schedule: Schedule) -> None:
     near = [1e-38, 1e-12, 1e-8, 1e-7, 1e-4]
     t = torch.tensor([0.0, *near, 0.5, *(1 - e for e in near), 1 - 2**-24, 1.0])
     alpha, dalpha = schedule.alpha(t), schedule.dalpha(t)
@@ -100,7 +100,7 @@ def test_float32_is_finite_and_signed_right_up_to_both_ends(schedule: AnySchedul
 
 
 @every_schedule
-def test_float32_weight_agrees_with_float64(schedule: AnySchedule) -> None:
+def test_float32_weight_agrees_with_float64(schedule: Schedule) -> None:
     edge = torch.logspace(-5, -1, 200)
     t = torch.cat([edge, torch.linspace(0.1, 0.9, 200), 1 - edge])
     # Relative, because the weight spans many orders of magnitude and multiplies the loss. The absolute
@@ -110,20 +110,20 @@ def test_float32_weight_agrees_with_float64(schedule: AnySchedule) -> None:
 
 
 @every_schedule
-def test_inverse_finds_the_time(schedule: AnySchedule) -> None:
+def test_inverse_finds_the_time(schedule: Schedule) -> None:
     # Flat stretches limit it: where the slope is 1e-3, alpha's last bit (1e-16) is worth 1e-13 of t.
     torch.testing.assert_close(schedule.inverse(schedule.alpha(INTERIOR)), INTERIOR, rtol=0, atol=1e-11)
 
 
 @every_schedule
-def test_inverse_of_a_level_that_is_never_reached_is_the_nearer_end(schedule: AnySchedule) -> None:
+def test_inverse_of_a_level_that_is_never_reached_is_the_nearer_end(schedule: Schedule) -> None:
     ends = schedule.inverse(torch.tensor([1.0, 0.0]))
     assert ends.dtype == torch.float64
     torch.testing.assert_close(ends, torch.tensor([0.0, 1.0], dtype=torch.float64), rtol=0, atol=1e-15)
 
 
 @every_schedule
-def test_sigma_is_minus_log_alpha(schedule: AnySchedule) -> None:
+def test_sigma_is_minus_log_alpha(schedule: Schedule) -> None:
     expected = -torch.log(schedule.alpha(INTERIOR))
     torch.testing.assert_close(schedule.sigma(INTERIOR), expected, rtol=1e-9, atol=1e-14)
 
@@ -159,7 +159,7 @@ def test_a_rate_that_changes_at_once_is_integrated() -> None:
 
 
 @pytest.mark.parametrize("make", [Geometric, LinearSigma])
-def test_sigma_runs_between_its_ends(make: Callable[[float, float], AnySchedule]) -> None:
+def test_sigma_runs_between_its_ends(make: Callable[[float, float], Schedule]) -> None:
     ends = make(0.5, 3.0).sigma(torch.tensor([0.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close(ends, torch.tensor([0.5, 3.0], dtype=torch.float64))
 
@@ -179,7 +179,7 @@ def test_hyperbolic_has_a_fast_start() -> None:
         ("linear", LinearSigma(1e-4, 20)),
     ],
 )
-def test_published_noise(golden: Path, name: str, schedule: AnySchedule) -> None:
+def test_published_noise(golden: Path, name: str, schedule: Schedule) -> None:
     expected = load_file(golden / "mdlm_tiny" / "expected.safetensors")
     t = expected["schedule.t"].double()
     sigma, dsigma = schedule.sigma(t), -schedule.dalpha(t) / schedule.alpha(t)
@@ -191,16 +191,14 @@ def test_published_noise(golden: Path, name: str, schedule: AnySchedule) -> None
 
 @pytest.mark.parametrize("make", [LogLinear, Cosine, CosineSquared])
 @pytest.mark.parametrize("eps", [1.0, -0.25, math.nan])
-def test_eps_outside_its_range_is_refused(make: Callable[[float], AnySchedule], eps: float) -> None:
+def test_eps_outside_its_range_is_refused(make: Callable[[float], Schedule], eps: float) -> None:
     with pytest.raises(ValueError, match=rf"^eps, .* must be in \[0, 1\); got {eps}$"):
         make(eps)
 
 
 @pytest.mark.parametrize("make", [Geometric, LinearSigma])
 @pytest.mark.parametrize(("low", "high"), [(2.5, 0.5), (2.5, 2.5), (-0.5, 2.5)])
-def test_sigma_that_does_not_rise_is_refused(
-    make: Callable[[float, float], AnySchedule], low: float, high: float
-) -> None:
+def test_sigma_that_does_not_rise_is_refused(make: Callable[[float, float], Schedule], low: float, high: float) -> None:
     with pytest.raises(ValueError, match=r"needs 0 <=? sigma_min < sigma_max") as error:
         make(low, high)
     assert f"sigma_min={low}, sigma_max={high}" in str(error.value)
@@ -213,7 +211,7 @@ def test_geometric_needs_a_sigma_min() -> None:
 
 @pytest.mark.parametrize("make", [Polynomial, Hyperbolic])
 @pytest.mark.parametrize("value", [0.0, -1.5, math.nan])
-def test_power_and_speed_must_be_positive(make: Callable[[float], AnySchedule], value: float) -> None:
+def test_power_and_speed_must_be_positive(make: Callable[[float], Schedule], value: float) -> None:
     with pytest.raises(ValueError, match=rf"needs (power > 0|a speed above 0 and up to 40); got {value}$"):
         make(value)
 

@@ -37,12 +37,12 @@ from unmask.guidance.classifier import (
 from unmask.objectives import D3PM, MDLM, SEDD
 from unmask.sampling import (
     Ancestral,
-    AnySampler,
     Blockwise,
     Confidence,
     EntropyBounded,
     FirstHitting,
     RandomOrder,
+    Sampler,
     SemiAutoregressive,
 )
 from unmask.sampling.blockwise import DualCache, PrefixCache
@@ -60,7 +60,7 @@ def lines(denoiser: DenoiserLike, z: Tensor = EVERY) -> Tensor:
     return denoiser(z, TIMES[: len(z)], torch.ones_like(z, dtype=torch.bool))
 
 
-def last(sampler: AnySampler, denoiser: DenoiserLike, tokens: Tensor) -> Tensor:
+def last(sampler: Sampler, denoiser: DenoiserLike, tokens: Tensor) -> Tensor:
     *_, z = sampler.run(denoiser, Canvas(tokens, tuple(range(len(tokens)))))
     return z
 
@@ -181,7 +181,7 @@ def posterior(joint: dict[State, float], scale: float = 1.0) -> dict[State, floa
     [FirstHitting(), RandomOrder(3), Confidence(3, Margin()), EntropyBounded(0)],
     ids=lambda s: type(s).__name__,
 )
-def test_with_the_true_classifier_texts_come_from_the_posterior(sampler: AnySampler) -> None:
+def test_with_the_true_classifier_texts_come_from_the_posterior(sampler: Sampler) -> None:
     """p(x | y), one place at a time in any order."""
     table, joint = joint_table(MDLM(schedule=LINEAR))
     guided = ExactClassifierGuidance(table, exact_classifier(joint))
@@ -312,7 +312,7 @@ def test_lines_keep_their_mass(objective: Any) -> None:
     ],
     ids=lambda s: type(s).__name__,
 )
-def test_nothing_else_is_written(sampler: AnySampler) -> None:
+def test_nothing_else_is_written(sampler: Sampler) -> None:
     """Whichever part of the text a call shows."""
     tokens = torch.full((8, 12), 4)
     tokens[:, 3] = 0

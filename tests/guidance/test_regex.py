@@ -32,13 +32,13 @@ from unmask.guidance.regex.token_dfa import token_dfa
 from unmask.objectives import SEDD, BlockDiffusion
 from unmask.sampling import (
     Ancestral,
-    AnySampler,
     Blockwise,
     Confidence,
     EntropyBounded,
     FirstHitting,
     RandomOrder,
     ReMDM,
+    Sampler,
     SemiAutoregressive,
     Threshold,
 )
@@ -123,7 +123,7 @@ PATTERNS = {
     "metaspace": (r" ?the( cats?)+ *", " [a-b]*(12)+"),
     "llama": (r" ?the( cats?)+é? *", "日a?.*"),
 }
-SAMPLERS: list[AnySampler] = [
+SAMPLERS: list[Sampler] = [
     Ancestral(1),
     Ancestral(3),
     Ancestral(5, SamplingParams(top_k=3)),
@@ -149,7 +149,7 @@ def canvas_of(tokenizer: Tokenizer, rows: int) -> Tensor:
     return torch.tensor([word * 2 + gap, gap + word * 2] * (rows // 2))
 
 
-def last(sampler: AnySampler, denoiser: DenoiserLike, tokens: Tensor, seed: int = 0) -> Tensor:
+def last(sampler: Sampler, denoiser: DenoiserLike, tokens: Tensor, seed: int = 0) -> Tensor:
     *_, z = sampler.run(denoiser, Canvas(tokens, tuple(seed + row for row in range(len(tokens)))))
     return z
 
@@ -172,7 +172,7 @@ def network(tokenizer: Tokenizer, objective: Any = None, length: int = 13) -> De
     return tiny_denoiser(objective or MDLM(), tokenizer.vocab_size + 1, tokenizer.vocab_size, length=length)
 
 
-def check_matches(sampler: AnySampler, name: str, rows: int) -> None:
+def check_matches(sampler: Sampler, name: str, rows: int) -> None:
     tokenizer, patterns = TOKENIZERS[name], PATTERNS[name]
     tokens = canvas_of(tokenizer, rows)
     written = last(sampler, RegexConstraint(network(tokenizer), tokens, patterns, tokenizer), tokens)
@@ -183,14 +183,14 @@ def check_matches(sampler: AnySampler, name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: f"{SAMPLERS.index(s)}-{type(s).__name__}")
-def test_every_hole_matches_its_pattern(sampler: AnySampler, name: str) -> None:
+def test_every_hole_matches_its_pattern(sampler: Sampler, name: str) -> None:
     check_matches(sampler, name, rows=6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: f"{SAMPLERS.index(s)}-{type(s).__name__}")
-def test_a_thousand_of_each_match(sampler: AnySampler, name: str) -> None:
+def test_a_thousand_of_each_match(sampler: Sampler, name: str) -> None:
     check_matches(sampler, name, rows=1000)
 
 
@@ -278,7 +278,7 @@ def test_draws_are_exact(pattern: str, canvas: oracle.State) -> None:
         return
     matching = RegexConstraint(table, torch.tensor([canvas] * 256), pattern, LETTERS)
     holes = canvas.count(MASK)
-    every: list[tuple[AnySampler, list[int]]] = [
+    every: list[tuple[Sampler, list[int]]] = [
         (Ancestral(1), [holes]),
         (RandomOrder(2), [holes - holes // 2, holes // 2]),
         (FirstHitting(), [1] * holes),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tiny_models
 from unmask import Batch
 from unmask.diffusion.schedule import Cosine, Geometric
-from unmask.objectives import AnyObjective, NextToken
+from unmask.objectives import NextToken, Objective
 
 KINDS = pytest.mark.parametrize("kind", tiny_models.OBJECTIVES, ids=lambda k: k.__name__)
 MASK = 4
@@ -35,7 +35,7 @@ def generator(seed: int = 0) -> torch.Generator:
     schedule=st.sampled_from([None, Cosine(), Geometric()]),
 )
 def test_nats_and_gradients_are_finite(
-    kind: type[AnyObjective], timed: bool, rows: int, length: int, seed: int, schedule: object
+    kind: type[Objective], timed: bool, rows: int, length: int, seed: int, schedule: object
 ) -> None:
     objective = kind() if schedule is None or kind is NextToken else kind(schedule=schedule)  # type: ignore[call-arg]
     model = tiny_models.tiny_denoiser(objective, timed=timed)
@@ -53,7 +53,7 @@ def test_nats_and_gradients_are_finite(
 @KINDS
 @settings(max_examples=15, deadline=None)
 @given(parts=st.lists(st.integers(1, 4), min_size=2, max_size=4), seed=st.integers(0, 1000))
-def test_a_split_batch_gets_the_same_noise(kind: type[AnyObjective], parts: list[int], seed: int) -> None:
+def test_a_split_batch_gets_the_same_noise(kind: type[Objective], parts: list[int], seed: int) -> None:
     """Ranks and micro-batches together are the global batch, to the last mask."""
     objective, total = kind(), sum(parts)
     model, x = tiny_models.tiny_denoiser(objective), tokens(total, seed=seed)
@@ -67,7 +67,7 @@ def test_a_split_batch_gets_the_same_noise(kind: type[AnyObjective], parts: list
 
 
 @KINDS
-def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[AnyObjective]) -> None:
+def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[Objective]) -> None:
     objective = kind()
     seen: list[torch.Tensor] = []
     model = tiny_models.tiny_denoiser(objective)
@@ -93,7 +93,7 @@ def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[AnyO
 
 
 @KINDS
-def test_padding_does_not_change_the_nats_of_the_text(kind: type[AnyObjective]) -> None:
+def test_padding_does_not_change_the_nats_of_the_text(kind: type[Objective]) -> None:
     """A short text padded to a longer row costs what it costs alone."""
     objective = kind()
     model, x = tiny_models.tiny_denoiser(objective), tokens(4, 7)
@@ -105,7 +105,7 @@ def test_padding_does_not_change_the_nats_of_the_text(kind: type[AnyObjective]) 
 
 
 @KINDS
-def test_the_same_generator_gives_the_same_nats(kind: type[AnyObjective]) -> None:
+def test_the_same_generator_gives_the_same_nats(kind: type[Objective]) -> None:
     objective = kind()
     model, batch = tiny_models.tiny_denoiser(objective), Batch(tokens(4))
     first, again = (objective.token_nll(model, batch, generator(3)) for _ in range(2))
@@ -115,7 +115,7 @@ def test_the_same_generator_gives_the_same_nats(kind: type[AnyObjective]) -> Non
 
 
 @KINDS
-def test_the_mask_column_of_log_x_is_empty(kind: type[AnyObjective]) -> None:
+def test_the_mask_column_of_log_x_is_empty(kind: type[Objective]) -> None:
     model = tiny_models.tiny_denoiser(kind())
     z = torch.tensor([[4, 1, 4, 0]])
     log_x = model(z, torch.full((1, 1), 0.3), torch.ones_like(z, dtype=torch.bool))
@@ -125,7 +125,7 @@ def test_the_mask_column_of_log_x_is_empty(kind: type[AnyObjective]) -> None:
 
 
 @KINDS
-def test_padding_on_the_left_does_not_change_the_nats_either(kind: type[AnyObjective]) -> None:
+def test_padding_on_the_left_does_not_change_the_nats_either(kind: type[Objective]) -> None:
     """Noise is drawn by position, so only objectives without noise can be compared token by token."""
     objective = kind()
     model, x = tiny_models.tiny_denoiser(objective), tokens(4, 7)

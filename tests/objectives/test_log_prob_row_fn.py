@@ -12,7 +12,7 @@ from torch import Tensor
 import tiny_models
 from unmask.diffusion.denoiser import DenoiserWrapper
 from unmask.model import Denoiser
-from unmask.objectives import MDLM, AnyObjective
+from unmask.objectives import MDLM, Objective
 from unmask.ops import chunked_head as head
 from unmask.types import Batch, Positions, RowFn, Times, Tokens
 
@@ -29,20 +29,18 @@ class Whole(DenoiserWrapper):
         return row_fn(self.denoiser(z, t, positions, *rest, **options), slice(None))
 
 
-def trainable(objective: AnyObjective) -> Denoiser:
+def trainable(objective: Objective) -> Denoiser:
     return copy.deepcopy(tiny_models.tiny_denoiser(objective)).requires_grad_(True).train()
 
 
-def loss(denoiser: Any, objective: AnyObjective) -> Tensor:
+def loss(denoiser: Any, objective: Objective) -> Tensor:
     tokens = torch.arange(5 * tiny_models.LENGTH).view(5, -1) % 4
     return objective.token_nll(denoiser, Batch(tokens), torch.Generator().manual_seed(3))
 
 
 @every_objective
 @pytest.mark.parametrize("at_once", [1, 40, 1 << 24])
-def test_parts_are_as_good_as_the_whole(
-    kind: type[AnyObjective], at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_as_good_as_the_whole(kind: type[Objective], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "_MAX_CHUNK_LOGITS", at_once)
     monkeypatch.setattr(head, "_MAX_CACHED_LOGITS", at_once // 3)
     objective = kind()
@@ -56,7 +54,7 @@ def test_parts_are_as_good_as_the_whole(
 
 
 @every_objective
-def test_without_gradients_too(kind: type[AnyObjective], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradients_too(kind: type[Objective], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "_MAX_CHUNK_LOGITS", 40)
     objective = kind()
     denoise = tiny_models.tiny_denoiser(objective)

@@ -23,7 +23,7 @@ from unmask import D3PM, MDLM, SEDD, DiTConfig, LanguageModel, NextToken, Tokeni
 from unmask.backbones.dit import TimeConditioning
 from unmask.cli import main
 from unmask.diffusion.schedule import Geometric
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 from unmask.pretrained.model_card import CardMetadata, EvalResult, model_card
 
 PLAIN = DiTConfig(width=16, depth=2, heads=2, max_length=12)
@@ -49,7 +49,7 @@ TOKENIZERS: dict[str, Tokenizer | None] = {
 def new(
     tokenizer: Tokenizer | None = TOKENIZERS["bytes"],
     backbone: DiTConfig = PLAIN,
-    objective: AnyObjective = MDLM(),  # noqa: B008
+    objective: Objective = MDLM(),  # noqa: B008
 ) -> LanguageModel:
     lm = LanguageModel.from_config(backbone, objective, tokenizer or Tokenizer.characters("abc"))
     return lm if tokenizer is not None else LanguageModel(lm.denoiser)
@@ -98,7 +98,7 @@ def test_the_tokenizer_s_kind_is_told(unit: str) -> None:
         (NextToken(), "text-generation", ["autoregressive"]),
     ],
 )
-def test_a_hub_can_file_it(objective: AnyObjective, pipeline: str, tags: list[str]) -> None:
+def test_a_hub_can_file_it(objective: Objective, pipeline: str, tags: list[str]) -> None:
     causal = isinstance(objective, NextToken)
     text = model_card(new(backbone=replace(PLAIN, causal=causal), objective=objective))
     listed = "".join(f"- {tag}\n" for tag in [*tags, "language-model"])

@@ -32,7 +32,7 @@ from unmask import (
 from unmask.backbones.dit import LocalInit
 from unmask.config import from_json
 from unmask.diffusion.schedule import Geometric, IntegratedRate
-from unmask.objectives import AnyObjective, BlockDiffusion
+from unmask.objectives import BlockDiffusion, Objective
 from unmask.pretrained import export_onnx
 from unmask.pretrained import onnx_export as onnx_module
 
@@ -44,7 +44,7 @@ MASK = 4
 
 
 def model(
-    backbone: DiTConfig = PLAIN, objective: AnyObjective | None = None, condition_on_sigma: bool = False
+    backbone: DiTConfig = PLAIN, objective: Objective | None = None, condition_on_sigma: bool = False
 ) -> LanguageModel:
     """Large weights, so that tokens and times make a difference; the mask is not the last id."""
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_time_is_an_input_where_it_matters_and_the_exporter_is_quiet(
     assert_agrees(session(file), lm)
 
 
-ALL: dict[str, tuple[DiTConfig, AnyObjective | None, bool]] = {
+ALL: dict[str, tuple[DiTConfig, Objective | None, bool]] = {
     "two layers": (replace(PLAIN, depth=2), None, False),
     "timed": (TIMED, None, False),
     "told sigma": (
@@ -132,7 +132,7 @@ ALL: dict[str, tuple[DiTConfig, AnyObjective | None, bool]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", ALL.values(), ids=list(ALL))
-def test_every_kind_of_model_is_exported(parts: tuple[DiTConfig, AnyObjective | None, bool], tmp_path: Path) -> None:
+def test_every_kind_of_model_is_exported(parts: tuple[DiTConfig, Objective | None, bool], tmp_path: Path) -> None:
     lm = model(*parts)
     assert_agrees(session(export_onnx(lm, tmp_path / "m.onnx")), lm)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import tiny_models
 from unmask import SamplingParams
-from unmask.objectives import AnyObjective
-from unmask.sampling import AnySampler, Blockwise, SemiAutoregressive
+from unmask.objectives import Objective
+from unmask.sampling import Blockwise, Sampler, SemiAutoregressive
 from unmask.sampling.canvas import Canvas
 
 PAIRS = [
@@ -31,9 +31,9 @@ canvases = st.integers(1, tiny_models.LENGTH).flatmap(
 )
 
 
-def last(sampler: AnySampler, objective: AnyObjective, canvas: Canvas, timed: bool = False) -> torch.Tensor:
+def last(sampler: Sampler, objective: Objective, canvas: Canvas, timed: bool = False) -> torch.Tensor:
     z = canvas.tokens
-    for z in sampler.run(tiny_models.tiny_denoiser(objective, timed=timed), canvas):  # noqa: B007
+    for z in sampler.run(tiny_models.tiny_denoiser(objective, time_conditioned=timed), canvas):  # noqa: B007
         pass
     return z
 
@@ -42,14 +42,14 @@ def last(sampler: AnySampler, objective: AnyObjective, canvas: Canvas, timed: bo
 @settings(max_examples=10, deadline=None)
 @given(rows=canvases, seed=st.integers(0, 2**40), timed=st.booleans())
 def test_every_hole_is_filled_and_nothing_else_changes(
-    sampler: AnySampler, objective: AnyObjective, rows: list[list[int]], seed: int, timed: bool
+    sampler: Sampler, objective: Objective, rows: list[list[int]], seed: int, timed: bool
 ) -> None:
     mask = 4
     tokens = torch.tensor(rows)
     canvas = Canvas(tokens.clone(), tuple(seed + i for i in range(len(rows))))
     fixed = tokens != mask
     result = tokens
-    for result in sampler.run(tiny_models.tiny_denoiser(objective, timed=timed), canvas):
+    for result in sampler.run(tiny_models.tiny_denoiser(objective, time_conditioned=timed), canvas):
         assert torch.equal(result[fixed], tokens[fixed])
     assert not (result == mask).any()
     assert torch.equal(canvas.tokens, tokens), "the caller's canvas is not written on"
@@ -59,7 +59,7 @@ def test_every_hole_is_filled_and_nothing_else_changes(
 @settings(max_examples=6, deadline=None)
 @given(rows=canvases, seed=st.integers(0, 2**40))
 def test_a_row_is_the_same_alone_and_in_any_batch(
-    sampler: AnySampler, objective: AnyObjective, rows: list[list[int]], seed: int
+    sampler: Sampler, objective: Objective, rows: list[list[int]], seed: int
 ) -> None:
     tokens = torch.tensor(rows)
     seeds = tuple(seed + 7 * i for i in range(len(rows)))
@@ -70,7 +70,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
 
 
 @pytest.mark.parametrize(("sampler", "objective"), PAIRS)
-def test_seeds_decide(sampler: AnySampler, objective: AnyObjective) -> None:
+def test_seeds_decide(sampler: Sampler, objective: Objective) -> None:
     blank = torch.full((4, tiny_models.LENGTH), 4)
     first = last(sampler, objective, Canvas(blank, (0, 1, 2, 3)))
     again = last(sampler, objective, Canvas(blank, (0, 1, 2, 3)))
@@ -81,12 +81,12 @@ def test_seeds_decide(sampler: AnySampler, objective: AnyObjective) -> None:
 
 
 @pytest.mark.parametrize(("sampler", "objective"), PAIRS)
-def test_every_sampler_heeds_its_choice(sampler: AnySampler, objective: AnyObjective) -> None:
+def test_every_sampler_heeds_its_choice(sampler: Sampler, objective: Objective) -> None:
     """With top_k = 1, as with temperature 0, the most probable token is written; else others, too."""
 
     def chosen(choice: SamplingParams) -> torch.Tensor:
         if isinstance(sampler, SemiAutoregressive | Blockwise):
-            altered: AnySampler = replace(sampler, sampler=replace(sampler.sampler, params=choice))
+            altered: Sampler = replace(sampler, sampler=replace(sampler.sampler, params=choice))
         else:
             altered = replace(sampler, params=choice)
         return last(altered, objective, Canvas(torch.full((3, tiny_models.LENGTH), 4), (0, 1, 2)))

@@ -25,12 +25,12 @@ from unmask.diffusion.schedule import Cosine, Geometric, Schedule
 from unmask.objectives import D3PM, MDLM, SEDD
 from unmask.sampling import (
     Ancestral,
-    AnySampler,
     Confidence,
     EntropyBounded,
     FirstHitting,
     RandomOrder,
     ReMDM,
+    Sampler,
 )
 from unmask.sampling.confidence import Entropy, Margin
 from unmask.sampling.remdm import Cap, Loop, Rescale
@@ -98,7 +98,7 @@ def test_without_a_clock_first_hitting_is_a_random_order() -> None:
     ],
     ids=lambda s: type(s).__name__,
 )
-def test_one_at_a_time_in_any_order_reproduces_an_oracle(sampler: AnySampler) -> None:
+def test_one_at_a_time_in_any_order_reproduces_an_oracle(sampler: Sampler) -> None:
     """With the true conditionals of a joint distribution, an order chosen before the token is exact."""
     table, joint = joint_table(MDLM(schedule=LINEAR))
     assert chi_square_p_value(sample_counts(sampler, table, 6400, 64), joint) > REJECT

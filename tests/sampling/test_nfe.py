@@ -12,15 +12,15 @@ from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Cosine, LogLinear
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 from unmask.sampling import (
     Ancestral,
-    AnySampler,
     Autoregressive,
     Confidence,
     EntropyBounded,
     FirstHitting,
     RandomOrder,
+    Sampler,
     SemiAutoregressive,
     Threshold,
 )
@@ -31,7 +31,7 @@ MASK = 4
 PARTLY = torch.tensor([[0, 4, 4, 1, 4, 4, 4, 2], [4, 4, 3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 1, 1]])
 
 
-def count(sampler: AnySampler, objective: AnyObjective, tokens: Tensor, length: int = 12) -> CountingDenoiser:
+def count(sampler: Sampler, objective: Objective, tokens: Tensor, length: int = 12) -> CountingDenoiser:
     counted = CountingDenoiser(tiny_models.tiny_denoiser(objective, length=length))
     for _ in sampler.run(counted, Canvas(tokens, tuple(range(len(tokens))))):
         pass
@@ -40,7 +40,7 @@ def count(sampler: AnySampler, objective: AnyObjective, tokens: Tensor, length: 
 
 @pytest.mark.parametrize("sampler", [Ancestral(1000), Ancestral(3), FirstHitting(), RandomOrder(1000)])
 @pytest.mark.parametrize("objective", [MDLM(), MDLM(schedule=Cosine())], ids=["loglinear", "cosine"])
-def test_the_head_sees_each_position_once(sampler: AnySampler, objective: MDLM) -> None:
+def test_the_head_sees_each_position_once(sampler: Sampler, objective: MDLM) -> None:
     assert count(sampler, objective, PARTLY).num_queries == 7
     assert count(sampler, objective, torch.full((5, 12), MASK)).num_queries == 60
 
@@ -50,7 +50,7 @@ def test_the_head_sees_each_position_once(sampler: AnySampler, objective: MDLM) 
     [Ancestral(1000), RandomOrder(1000), Confidence(steps=1000), FirstHitting(), Threshold(threshold=1.0)],
     ids=lambda s: type(s).__name__,
 )
-def test_more_steps_than_positions_cost_no_more_calls_than_positions(sampler: AnySampler) -> None:
+def test_more_steps_than_positions_cost_no_more_calls_than_positions(sampler: Sampler) -> None:
     counted = count(sampler, MDLM(), PARTLY)
     assert counted.nfe <= 5  # the longest row has five holes
     assert counted.num_sequences <= 5 + 2  # and each row is in no more calls than it has holes
@@ -113,7 +113,7 @@ def test_free_models_are_called_at_every_step_unless_their_answer_still_holds() 
     [RandomOrder(4), Confidence(steps=4), Threshold(threshold=1.0), EntropyBounded(entropy_bound=0.0)],
     ids=lambda s: type(s).__name__,
 )
-def test_the_network_is_told_the_noise_level_it_sees(sampler: AnySampler) -> None:
+def test_the_network_is_told_the_noise_level_it_sees(sampler: Sampler) -> None:
     """1 - alpha(t) is the share of the row's holes that are still open."""
     told: list[tuple[float, float]] = []
     objective = MDLM(schedule=Cosine(eps=0.0))

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 import tiny_models
 from unmask import MDLM, SEDD, BlockDiffusion, Denoiser, LanguageModel, ModelConfig, NextToken, Vocab
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 from unmask.sampling import (
     Ancestral,
-    AnySampler,
     Blockwise,
     Confidence,
     RandomOrder,
     ReMDM,
+    Sampler,
     SemiAutoregressive,
 )
 from unmask.sampling.blockwise import DualCache, PrefixCache
 from unmask.sampling.canvas import prompt_canvas
 
 MASK = 4
-SAMPLERS: dict[str, tuple[AnyObjective, AnySampler | None]] = {
+SAMPLERS: dict[str, tuple[Objective, Sampler | None]] = {
     "default": (MDLM(), None),
     "ancestral": (MDLM(), Ancestral(steps=4)),
     "remdm": (MDLM(), ReMDM(steps=5)),
@@ -40,7 +40,7 @@ SAMPLERS: dict[str, tuple[AnyObjective, AnySampler | None]] = {
 @pytest.mark.parametrize(("objective", "sampler"), SAMPLERS.values(), ids=list(SAMPLERS))
 @pytest.mark.parametrize("timed", [False, True], ids=["timeless", "timed"])
 def test_prompts_of_different_lengths_are_gone_on_from_as_alone(
-    objective: AnyObjective, sampler: AnySampler | None, timed: bool
+    objective: Objective, sampler: Sampler | None, timed: bool
 ) -> None:
     lm = LanguageModel(tiny_models.tiny_denoiser(objective, timed=timed, length=16))
     prompts = [[1, 2, 3, 5, 6, 0, 1], [2], [], [5, 5, 5, 5], [0, 1, 2, 3, 5]]

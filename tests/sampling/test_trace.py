@@ -7,7 +7,7 @@ import torch
 
 import tiny_models
 from unmask.objectives import MDLM
-from unmask.sampling import AnySampler, ReMDM
+from unmask.sampling import ReMDM, Sampler
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.remdm import Cap
 from unmask.sampling.trace import _MASKED, _track_steps, record_trace
@@ -54,7 +54,7 @@ def test_rows_end_at_their_own_steps() -> None:
 @pytest.mark.parametrize(
     "sampler", [s for s in tiny_models.all_samplers() if tiny_models.is_compatible(s, MDLM())], ids=repr
 )
-def test_frames_up_to_its_step_rebuild_every_token(sampler: AnySampler) -> None:
+def test_frames_up_to_its_step_rebuild_every_token(sampler: Sampler) -> None:
     denoise = tiny_models.tiny_denoiser(MDLM())
     start = torch.full((2, tiny_models.LENGTH), denoise.vocab.mask_id)
     start[:, 3] = 1

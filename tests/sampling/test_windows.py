@@ -13,15 +13,15 @@ import tiny_models
 import unmask
 from unmask import MDLM, LanguageModel, Tokenizer
 from unmask.guidance import Guidance
-from unmask.objectives import AnyObjective, BlockDiffusion, NextToken, UniformDiffusion
-from unmask.sampling import SAMPLERS, AnySampler, Blockwise, SemiAutoregressive
+from unmask.objectives import BlockDiffusion, NextToken, Objective, UniformDiffusion
+from unmask.sampling import SAMPLERS, Blockwise, Sampler, SemiAutoregressive
 from unmask.sampling.windows import _windows_around_holes, strided_windows
 
 MASK = 4
-OBJECTIVES: list[AnyObjective] = [MDLM(), NextToken(), UniformDiffusion(), BlockDiffusion(block_size=4)]
+OBJECTIVES: list[Objective] = [MDLM(), NextToken(), UniformDiffusion(), BlockDiffusion(block_size=4)]
 
 
-def model(objective: AnyObjective) -> LanguageModel:
+def model(objective: Objective) -> LanguageModel:
     return LanguageModel(tiny_models.tiny_denoiser(objective))
 
 
@@ -80,7 +80,7 @@ def test_long_samples_are_those_of_sliding_windows(name: str) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
-def test_long_templates_are_filled_and_keep_what_is_given(objective: AnyObjective) -> None:
+def test_long_templates_are_filled_and_keep_what_is_given(objective: Objective) -> None:
     lm = model(objective)
     for holes in ([(3, 5), (30, 31)], [(20, 37)], [(0, 2), (4, 6), (18, 19), (39, 40)], [(5, 40)]):
         template = canvas(*holes, length=40)
@@ -93,7 +93,7 @@ def test_long_templates_are_filled_and_keep_what_is_given(objective: AnyObjectiv
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
-def test_prompts_of_any_lengths_are_gone_on_from_as_if_alone(objective: AnyObjective) -> None:
+def test_prompts_of_any_lengths_are_gone_on_from_as_if_alone(objective: Objective) -> None:
     lm = model(objective)
     prompts = [[1, 2, 3] * 8, [2], [3, 1] * 3]
     together = lm.complete(prompts, 15, seed=2).ids
@@ -103,7 +103,7 @@ def test_prompts_of_any_lengths_are_gone_on_from_as_if_alone(objective: AnyObjec
 
 
 @pytest.mark.parametrize("sampler", [Blockwise(4), Blockwise(5, "ancestral", "prefix"), Blockwise(3, cache="dual")])
-def test_blocks_go_on_beyond_the_model(sampler: AnySampler) -> None:
+def test_blocks_go_on_beyond_the_model(sampler: Sampler) -> None:
     lm = model(MDLM())
     for template in (canvas((2, 40), length=40), canvas((15, 22), (38, 39), length=40)):
         filled = lm.infill(template, sampler=sampler).tokens[0]

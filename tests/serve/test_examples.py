@@ -10,7 +10,7 @@ import pytest
 from live_server import language_model, live_server
 from unmask import BlockDiffusion, NextToken, Tokenizer
 from unmask.data.tokenizers import get_tokenizer
-from unmask.objectives import AnyObjective, UniformDiffusion
+from unmask.objectives import Objective, UniformDiffusion
 from unmask.sampling.canvas import parse_template
 from unmask.serve.examples import example_templates
 
@@ -65,7 +65,7 @@ def test_the_kind_and_length_of_a_text_fit(tokenizer: Tokenizer, names: set[str]
     ],
     ids=["autoregression", "blocks", "uniform"],
 )
-def test_models_of_all_kinds_fill_their_examples(objective: AnyObjective, sampler: str) -> None:
+def test_models_of_all_kinds_fill_their_examples(objective: Objective, sampler: str) -> None:
     with live_server(language_model(objective)) as served:
         (model,) = served.http.get("/v1/models").json()["data"]
         assert model["default_sampler"] == sampler

@@ -9,11 +9,11 @@ import pytest
 
 from live_server import language_model, live_server
 from unmask import MDLM, Ancestral, BlockDiffusion, Blockwise, Confidence, Guidance, NextToken
-from unmask.objectives import AnyObjective
-from unmask.sampling import AnySampler
+from unmask.objectives import Objective
+from unmask.sampling import Sampler
 from unmask.sampling.blockwise import DualCache, PrefixCache
 
-CASES: dict[str, tuple[AnyObjective, dict[str, Any], AnySampler | None]] = {
+CASES: dict[str, tuple[Objective, dict[str, Any], Sampler | None]] = {
     "block diffusion": (BlockDiffusion(block_size=5), {"steps": 4}, Blockwise(sampler=Ancestral(4))),
     "block diffusion, by confidence": (
         BlockDiffusion(block_size=5),
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[AnyObjective, dict[str, Any], AnySampler | None]] = {
 
 @pytest.mark.parametrize(("objective", "asked", "sampler"), CASES.values(), ids=list(CASES))
 def test_it_writes_what_the_library_writes(
-    objective: AnyObjective, asked: dict[str, Any], sampler: AnySampler | None
+    objective: Objective, asked: dict[str, Any], sampler: Sampler | None
 ) -> None:
     lm, template = language_model(objective), "abc<mask:14>de<mask:3>"
     expected = lm.infill(template, n=2, sampler=sampler, seed=5)

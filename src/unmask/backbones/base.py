@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
 from unmask.context import Cache, Context
 from unmask.ops.linear import linear
-from unmask.types import Positions, Times, Tokens
+from unmask.types import Positions, Times, Tokens, Vocab
 
 
 class Backbone(nn.Module):
@@ -56,3 +57,26 @@ class Backbone(nn.Module):
     @abstractmethod
     def init_output_bias(self, logits: Tensor) -> None:
         """Begin with these logits [V], such as how often each token occurs, whatever the hidden state."""
+
+
+class BackboneConfig(ABC):
+    """The settings of a network, a frozen dataclass that model folders store; `build` makes the network."""
+
+    max_length: int | None
+    """The longest sequence that the network takes; None if there is no limit."""
+    causal: bool = False
+    """Whether a position sees only itself and those before it."""
+    needs_weights: ClassVar[bool] = False
+    """Whether such a network is only loaded with its weights, and never trained from random ones."""
+
+    @abstractmethod
+    def build(self, vocab: Vocab) -> Backbone:
+        """A network with fresh weights."""
+
+    def with_causal(self, causal: bool) -> Self:
+        """The same with causal attention, or without; refused by networks that are only one of the two."""
+        if causal != self.causal:
+            raise ValueError(
+                f"{type(self).__name__} has causal={self.causal}, and this objective needs causal={causal}"
+            )
+        return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from unmask.backbones.attention_mask import (
     flex_block_mask,
     kv_view,
 )
-from unmask.backbones.base import Backbone
+from unmask.backbones.base import Backbone, BackboneConfig
 from unmask.backbones.layers import (
     MLP,
     Attention,
@@ -112,7 +112,7 @@ class LlamaBlock:
 
 
 @dataclass(frozen=True)
-class DiTConfig:
+class DiTConfig(BackboneConfig):
     """Sizes and options of a DiT; `build(vocab)` makes it. The default is the paper's small model.
 
     `shift_logits`: a token is predicted where the one before it is read, as in networks that began as
@@ -168,8 +168,11 @@ class DiTConfig:
         return nn.LayerNorm(self.width, bias=self.time_conditioning is None)
 
     def build(self, vocab: Vocab) -> DiT:
-        """A network with fresh weights."""
         return DiT(self, vocab)
+
+    def with_causal(self, causal: bool) -> DiTConfig:
+        """A causal network has no local start, which looks to both sides."""
+        return replace(self, causal=causal, local_init=None if causal else self.local_init)
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.backbones.attention_mask import AttentionContext, KVCache, KVCacheView, attention_context, kv_view
-from unmask.backbones.base import Backbone
+from unmask.backbones.base import Backbone, BackboneConfig
 from unmask.backbones.hf_attention import HFCacheAdapter, hf_attention_mask
 from unmask.context import AttentionStages, Context
 from unmask.io.untrusted import parse_json
@@ -29,13 +29,15 @@ _IGNORED_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype"
 
 
 @dataclass(frozen=True)
-class HFBackboneConfig:
+class HFBackboneConfig(BackboneConfig):
     """A network of the transformers library; `config` is its own config, as JSON text.
 
     `future_visibility` is None for networks that look to both sides by birth. Those that are causal by birth look at a
     share `future_visibility` of what follows, from 0, the causal network, to 1, an open one, and still predict a token
     where the one before it is read. `length` None is the longest text that the network was made for.
     """
+
+    needs_weights = True
 
     config: str
     future_visibility: float | None = None
@@ -77,7 +79,6 @@ class HFBackboneConfig:
         return self.future_visibility is not None
 
     def build(self, vocab: Vocab) -> HFBackbone:
-        """A network with fresh weights."""
         return HFBackbone(self, self._build_hf_model(vocab))
 
     def _build_hf_model(self, vocab: Vocab) -> Any:

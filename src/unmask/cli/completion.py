@@ -6,10 +6,9 @@ The scripts hold all words themselves: nothing is started while somebody types.
 from __future__ import annotations
 
 import shlex
-from importlib import import_module
 from typing import Annotated, Literal
 
-from unmask.cli.signature import Argument, Positional, command_arguments
+from unmask.cli.signature import Argument, Positional, command_arguments, import_table
 
 _Shell = Annotated[Literal["bash", "zsh", "fish"], Positional()]
 
@@ -35,8 +34,7 @@ def _completions(argument: Argument) -> list[str]:
     """What may be written for an argument, as far as that is a list of names."""
     if argument.completions is None:
         return list(argument.choices)
-    module, _, mapping = argument.completions.partition(":")
-    return list(getattr(import_module(module), mapping))
+    return list(import_table(argument.completions))
 
 
 def _option_names(known: list[Argument]) -> list[str]:

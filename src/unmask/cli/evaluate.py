@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from unmask.cli.arguments import (
     Count,
@@ -20,7 +20,7 @@ from unmask.cli.arguments import (
     warn_if_imprecise,
     write_results,
 )
-from unmask.cli.generate import SamplerName, sampler_steps
+from unmask.cli.generate import SAMPLER_OPTION, sampler_steps
 from unmask.cli.table import format_with_error, print_table
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def evaluate(
 def eval_samples(
     model: ModelPath,
     reference_model: str | None = None,  # the option's name is the command's
-    samplers: tuple[SamplerName, ...] = ("default",),
+    samplers: Annotated[tuple[str, ...], SAMPLER_OPTION] = ("default",),
     steps: tuple[int, ...] = (8, 32, 128),
     n: Count = 16,
     length: int | None = None,

@@ -22,21 +22,10 @@ from unmask.cli.signature import Inline, Option
 if TYPE_CHECKING:
     from unmask.guidance import Guidance
     from unmask.model import LanguageModel, Samples
-    from unmask.sampling import AnySampler
+    from unmask.sampling import Sampler
     from unmask.types import Tokens
 
-SamplerName = Literal[
-    "default",
-    "ancestral",
-    "first-hitting",
-    "random-order",
-    "confidence",
-    "threshold",
-    "factor",
-    "entropy-bounded",
-    "remdm",
-]
-
+SAMPLER_OPTION = Option(family="unmask.sampling:SAMPLERS", extra_choices=("default",))
 
 _CacheName = Literal["none", "prefix", "dual"]
 _MeasureName = Literal["probability", "margin", "entropy"]
@@ -61,7 +50,7 @@ class GenerationOptions:
     """Sample from the most probable tokens that together reach p only."""
     seed: int = 0
     """Row i is drawn with seed + i."""
-    sampler: SamplerName = "default"
+    sampler: Annotated[str, SAMPLER_OPTION] = "default"
     """In which order holes are filled; the default is the plain one of the model's kind."""
     measure: _MeasureName | None = None
     """Of the sampler confidence: by what the surest token is found; probability if not given."""
@@ -111,10 +100,10 @@ class GenerationOptions:
         patterns = self.regex[0] if len(self.regex) == 1 else self.regex or None
         return Guidance(self.cfg_scale, patterns)
 
-    def build_sampler(self, lm: LanguageModel) -> AnySampler:
+    def build_sampler(self, lm: LanguageModel) -> Sampler:
         """The sampler that was named, with its options; what it does not have is refused."""
-        from unmask import sampling
         from unmask.diffusion.categorical import SamplingParams
+        from unmask.sampling.semi_autoregressive import SemiAutoregressive, fills_window
 
         choice = SamplingParams(self.temperature, self.top_k, self.top_p)
         steps = 128 if self.steps is None else self.steps
@@ -133,9 +122,9 @@ class GenerationOptions:
             if self.window is not None:
                 raise ValueError("--window is for --stride, which says by how much the window moves")
             return chosen
-        if not isinstance(chosen, sampling.MASKED_SAMPLERS):
+        if not fills_window(chosen):
             raise ValueError("--stride is for masked diffusion that is not written in blocks; drop it")
-        return sampling.SemiAutoregressive(self.stride, self.window, chosen)
+        return SemiAutoregressive(self.stride, self.window, chosen)
 
     def _sampler_options(self) -> dict[str, object]:
         """The sampler's own options, as far as they are given."""
@@ -159,7 +148,7 @@ class GenerationOptions:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def sampler_steps(sampler: AnySampler) -> int | None:
+def sampler_steps(sampler: Sampler) -> int | None:
     """The steps of a sampler, or of the one that fills its blocks or windows; None if it has none."""
     steps: int | None = getattr(getattr(sampler, "sampler", sampler), "steps", None)
     return steps
@@ -275,7 +264,7 @@ def set_dtype(lm: LanguageModel, dtype: DtypeName) -> str:
 
 
 def _generate(
-    lm: LanguageModel, canvas: Tokens, sampler: AnySampler, options: GenerationOptions, as_json: bool
+    lm: LanguageModel, canvas: Tokens, sampler: Sampler, options: GenerationOptions, as_json: bool
 ) -> Samples:
     from unmask.cli.watch import watch
 
@@ -289,7 +278,7 @@ def _generate(
     return _last_frame_with_progress(frames, lm.vocab.mask_id, sampler, quiet=as_json)
 
 
-def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: AnySampler, quiet: bool) -> Samples:
+def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: Sampler, quiet: bool) -> Samples:
     """The last frame; how far it has come is told by the tokens written so far.
 
     Uniform noise hides nothing after its first step, so there steps are counted.
@@ -309,7 +298,7 @@ def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: 
 
 def _print_samples(
     samples: Samples,
-    sampler: AnySampler,
+    sampler: Sampler,
     dtype: str,
     options: GenerationOptions,
     as_json: bool,

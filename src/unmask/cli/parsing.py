@@ -89,7 +89,7 @@ def _parse_value(argument: Argument, name: str, text: str) -> Any:
     except UnicodeEncodeError:
         raise ValueError(f"{name} must be UTF-8 text; {text!r} holds bytes that are not") from None
     if argument.choices:
-        if text not in argument.choices:
+        if text not in argument.choices and not (argument.is_open and ":" in text):
             raise ValueError(
                 f"{name} cannot be {text!r}{suggest(text, argument.choices)};"
                 f" it is one of {', '.join(argument.choices)}"

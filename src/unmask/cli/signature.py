@@ -11,8 +11,9 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -40,7 +41,11 @@ class Option:
     help: str | None = None
     repeated: bool = False
     completions: str | None = None
-    """For completion: `module:MAPPING`, whose keys are what may be written here."""
+    """For completion: `module:MAPPING`, whose keys are names that may be written here, among others."""
+    family: str | None = None
+    """`module:TABLE` of a family: one of its names, or package.module:name for a member from elsewhere."""
+    extra_choices: tuple[str, ...] = ()
+    """Names that may be written besides those of the family."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Argument:
     positional: bool
     repeated: bool
     completions: str | None
+    is_open: bool
+    """Whether package.module:name may be written instead of one of the choices."""
 
     @property
     def required(self) -> bool:
@@ -114,12 +121,16 @@ def _make_argument(dest: tuple[str, ...], name: str, hint: Any, default: Any, he
     kind, count, choices = _value_spec(base)
     if option.repeated:  # a list of what each use of the option gives
         kind, count, choices = _value_spec(get_args(base)[0])
+    if option.family is not None:
+        choices = (*option.extra_choices, *import_table(option.family))
     long = f"--{(option.name or name).replace('_', '-')}"
     metavar = option.metavar or _METAVARS[kind]
     if choices and option.metavar is None:
         metavar = "{" + ",".join(choices) + "}"
         if len(metavar) > _MAX_METAVAR_LENGTH:  # the text says which there are
             metavar, help_text = "NAME", f"{help_text} One of {', '.join(choices)}."
+    if option.family is not None:
+        help_text = f"{help_text} Or package.module:name, for one of your own."
     return Argument(
         dest=dest,
         names=(name.upper(),) if positional else (long, *option.aliases),
@@ -132,7 +143,15 @@ def _make_argument(dest: tuple[str, ...], name: str, hint: Any, default: Any, he
         positional=positional,
         repeated=option.repeated,
         completions=option.completions,
+        is_open=option.family is not None,
     )
+
+
+def import_table(name: str) -> Mapping[str, Any]:
+    """The table `module:NAME`."""
+    module, _, variable = name.partition(":")
+    table: Mapping[str, Any] = getattr(import_module(module), variable)
+    return table
 
 
 _METAVARS = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH", bool: ""}

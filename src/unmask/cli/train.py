@@ -30,7 +30,7 @@ _UNSUPPORTED_SUFFIXES = (
     ".mlmodel",
 )
 """How files end that people may expect to get, and that are not folders."""
-_ObjectiveName = Literal["mdlm", "d3pm", "sedd", "ar", "block"]
+_ObjectiveArg = Annotated[str | None, Option(family="unmask.objectives:OBJECTIVES")]
 
 
 def prepare(
@@ -107,7 +107,7 @@ def prepare(
 def train(
     recipe: RecipeArg,
     out: Path = Path("runs/train"),
-    objective: _ObjectiveName | None = None,
+    objective: _ObjectiveArg = None,
     sources: tuple[str, ...] = (),
     tokenizer: str | None = None,
     init_from: str | None = None,
@@ -153,7 +153,8 @@ def train(
     from unmask.cli.progress import progress
     from unmask.data.readers import Sources
     from unmask.distributed import init_distributed
-    from unmask.experiment import OBJECTIVES, run_experiment
+    from unmask.experiment import run_experiment
+    from unmask.objectives import OBJECTIVES
     from unmask.training.lora import LoRA
 
     recipes_own = experiment = _load_experiment(recipe)
@@ -161,7 +162,7 @@ def train(
         experiment = experiment.with_init_from(init_from, load_model(Path(init_from)))
     fitted = experiment.layout.length
     if objective is not None:
-        experiment = experiment.with_objective(OBJECTIVES[objective])
+        experiment = experiment.with_objective(OBJECTIVES[objective].recommended())
     if lora_rank is not None:
         experiment = replace(experiment, lora=LoRA(lora_rank))
     flags = {

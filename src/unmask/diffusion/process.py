@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unmask.diffusion.schedule import AnySchedule, LogLinear
+from unmask.diffusion.schedule import LogLinear, Schedule
 from unmask.types import Times, Tokens, Vocab
 
 
@@ -51,7 +51,7 @@ class Process(ABC):
 class NoiseProcess(Process):
     """A process that corrupts each token independently with probability 1 - alpha(t)."""
 
-    schedule: AnySchedule
+    schedule: Schedule
 
     def alpha(self, t: Times) -> Tensor:
         return self.schedule.alpha(t)
@@ -84,7 +84,7 @@ class Masking(NoiseProcess):
     default_sampler = "ancestral"
     has_masks = True
 
-    schedule: AnySchedule = LogLinear()
+    schedule: Schedule = LogLinear()
     """The probability alpha(t) that a token is not masked."""
 
     @property
@@ -112,7 +112,7 @@ class UniformNoise(NoiseProcess):
     title = "uniform noise"
     default_sampler = "uniform"
 
-    schedule: AnySchedule = LogLinear()
+    schedule: Schedule = LogLinear()
     """The probability alpha(t) that a token is not replaced."""
 
     def pi(self, vocab: Vocab) -> Tensor:
@@ -137,7 +137,7 @@ class BlockMasking(NoiseProcess):
 
     block_size: int = field()
     """Tokens per block."""
-    schedule: AnySchedule = LogLinear()
+    schedule: Schedule = LogLinear()
     """The probability alpha(t) that a token of a block is not masked."""
 
     @property

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -262,8 +261,3 @@ class IntegratedRate(RateSchedule):
         edges = (1 - torch.cos(torch.linspace(0, math.pi, self.num_cells + 1, dtype=torch.float64))) / 2
         steps = self._integral(edges[:-1], edges[1:])
         return edges, torch.cat([torch.zeros(1, dtype=torch.float64), steps.cumsum(0)])
-
-
-AnySchedule: TypeAlias = (
-    LogLinear | Cosine | CosineSquared | Geometric | LinearSigma | Polynomial | Hyperbolic | IntegratedRate
-)

@@ -18,7 +18,7 @@ from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.model import LanguageModel
-from unmask.sampling import AnySampler
+from unmask.sampling import Sampler
 from unmask.types import ProgressFn
 
 EVAL_BATCH_SIZE = 2 * TIME_BINS
@@ -116,7 +116,7 @@ class SamplerSpec:
 
     name: str
     steps: int | None
-    sampler: AnySampler
+    sampler: Sampler
 
 
 def evaluate_samples(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones import AnyBackbone
+from unmask.backbones import BackboneConfig
 from unmask.backbones.base import Backbone
 from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.process import Process
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 from unmask.ops.chunked_head import LogProbRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, prepack
 from unmask.types import NonFiniteError, Positions, RowFn, Times, Tokens, Vocab
@@ -30,13 +29,15 @@ class ModelConfig:
     """
 
     vocab: Vocab
-    backbone: AnyBackbone
-    objective: AnyObjective
+    backbone: BackboneConfig
+    objective: Objective
     condition_on_sigma: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.objective, get_args(AnyObjective)):
-            raise ValueError(f"the objective must be one of unmask's, as in unmask.MDLM(); got {self.objective!r}")
+        if not isinstance(self.objective, Objective):
+            raise ValueError(f"the objective must be an Objective, as in unmask.MDLM(); got {self.objective!r}")
+        if not isinstance(self.backbone, BackboneConfig):
+            raise ValueError(f"the backbone must be a BackboneConfig, as in unmask.DiTConfig(); got {self.backbone!r}")
 
     def build(self) -> Denoiser:
         """A denoiser with fresh weights."""
@@ -63,7 +64,7 @@ class Denoiser(nn.Module):
         return self.config.vocab
 
     @property
-    def objective(self) -> AnyObjective:
+    def objective(self) -> Objective:
         """What the model is trained with."""
         return self.config.objective
 

@@ -6,12 +6,12 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.backbones import AnyBackbone
+from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.config import lookup
 from unmask.data.corpus import TextStats
@@ -26,21 +26,20 @@ from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 from unmask.sampling import (
-    MASKED_SAMPLERS,
     SAMPLERS,
     Ancestral,
-    AnySampler,
     Autoregressive,
     Blockwise,
+    Sampler,
     SemiAutoregressive,
     UniformAncestral,
 )
 from unmask.sampling.base import CountingDenoiser, PaddedDenoiser
 from unmask.sampling.blockwise import CACHE_POLICIES
 from unmask.sampling.canvas import Canvas, Template, blank_canvas, encode_template, prompt_canvas
-from unmask.sampling.semi_autoregressive import MaskedSampler
+from unmask.sampling.semi_autoregressive import fills_window
 from unmask.sampling.windows import HoleRange, WindowGuidanceFn, sample_ragged
 from unmask.types import Tokens, Vocab
 
@@ -90,7 +89,7 @@ class LanguageModel:
         return LanguageModel(self.denoiser.to(distributed.device), self.tokenizer, distributed)
 
     @classmethod
-    def from_config(cls, backbone: AnyBackbone, objective: AnyObjective, tokenizer: Tokenizer) -> LanguageModel:
+    def from_config(cls, backbone: BackboneConfig, objective: Objective, tokenizer: Tokenizer) -> LanguageModel:
         """A model with fresh weights; the mask is one more id after the tokenizer's."""
         vocab = Vocab(size=tokenizer.vocab_size + 1, mask_id=tokenizer.vocab_size)
         return cls(ModelConfig(vocab, backbone, objective).build(), tokenizer)
@@ -101,11 +100,11 @@ class LanguageModel:
         return self.denoiser.vocab
 
     @property
-    def objective(self) -> AnyObjective:
+    def objective(self) -> Objective:
         """What the model is trained with."""
         return self.denoiser.objective
 
-    def default_sampler(self, steps: int = 128, params: SamplingParams | None = None) -> AnySampler:
+    def default_sampler(self, steps: int = 128, params: SamplingParams | None = None) -> Sampler:
         """The plain sampler of the model's process; `steps` are those of a block, where text has blocks."""
         params, process = params or SamplingParams(), self.denoiser.process
         if isinstance(process, LeftToRight):
@@ -124,7 +123,7 @@ class LanguageModel:
         block_size: int | None = None,
         cache: str = "none",
         **options: Any,
-    ) -> AnySampler:
+    ) -> Sampler:
         """A sampler by its name, "default" for the plain one; those that take no steps leave them out.
 
         With `block`, text is written from left to right in blocks of so many tokens, the steps being those of
@@ -146,7 +145,7 @@ class LanguageModel:
             raise ValueError(
                 f"the sampler {name!r} has no {unknown[0]}, which is for {_samplers_with_option(unknown[0])}"
             )
-        chosen: MaskedSampler = kind(**counted, **options, params=params or SamplingParams())
+        chosen: Sampler = kind(**counted, **options, params=params or SamplingParams())
         if block_size is None and not causal:
             return chosen
         return Blockwise(block_size, chosen, kept, self.vocab.eos_id)
@@ -157,7 +156,7 @@ class LanguageModel:
         length: int | None = None,
         *,
         prompt: str | Sequence[int] = (),
-        sampler: AnySampler | str | None = None,
+        sampler: Sampler | str | None = None,
         seed: int = 0,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
@@ -173,7 +172,7 @@ class LanguageModel:
         template: Template | Tensor,
         *,
         n: int = 1,
-        sampler: AnySampler | str | None = None,
+        sampler: Sampler | str | None = None,
         seed: int = 0,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
@@ -189,7 +188,7 @@ class LanguageModel:
         prompts: Sequence[str | Sequence[int]],
         length: int = 128,
         *,
-        sampler: AnySampler | str | None = None,
+        sampler: Sampler | str | None = None,
         seed: int = 0,
         guidance: GuidanceFn | None = None,
     ) -> Completions:
@@ -202,7 +201,7 @@ class LanguageModel:
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
         process, encoded = self.denoiser.process, [self._encode(prompt) for prompt in prompts]
         sampler = self._resolve_sampler(sampler)
-        if isinstance(process, Masking) and isinstance(sampler, MASKED_SAMPLERS):
+        if isinstance(process, Masking) and fills_window(sampler):
             # Whose noise then is that of what is written, wherever it begins.
             sampler = Blockwise(sampler=sampler, eos_id=self.vocab.eos_id)
         block = process.block_size if isinstance(process, BlockMasking) else None
@@ -254,7 +253,7 @@ class LanguageModel:
     def generate(
         self,
         tokens: Tokens,
-        sampler: AnySampler | str | None = None,
+        sampler: Sampler | str | None = None,
         seed: int = 0,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
@@ -284,7 +283,7 @@ class LanguageModel:
     def generate_steps(
         self,
         tokens: Tokens,
-        sampler: AnySampler | str | None = None,
+        sampler: Sampler | str | None = None,
         seed: int = 0,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
@@ -309,7 +308,7 @@ class LanguageModel:
         self,
         denoiser: DenoiserLike,
         canvas: Canvas,
-        sampler: AnySampler,
+        sampler: Sampler,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Iterable[Tokens]:
@@ -320,15 +319,15 @@ class LanguageModel:
         guided = padded if guidance is None else guidance(padded, canvas.tokens, self.tokenizer)
         return sampler.run(guided, canvas)
 
-    def _resolve_sampler(self, sampler: AnySampler | str | None) -> AnySampler:
+    def _resolve_sampler(self, sampler: Sampler | str | None) -> Sampler:
         """The sampler that was given, as an object or by its name; or the plain one."""
         if isinstance(sampler, str):
             return self.make_sampler(sampler)
-        if sampler is not None and not isinstance(sampler, get_args(AnySampler)):
-            raise ValueError(f"sampler must be one of unmask's, as in unmask.Ancestral(steps=64); got {sampler!r}")
+        if sampler is not None and not isinstance(sampler, Sampler):
+            raise ValueError(f"sampler must be a Sampler, as in unmask.Ancestral(steps=64); got {sampler!r}")
         return sampler or self.default_sampler()
 
-    def _needs_ragged(self, sampler: AnySampler, length: int, valid: Tensor | None) -> bool:
+    def _needs_ragged(self, sampler: Sampler, length: int, valid: Tensor | None) -> bool:
         """Whether texts are written apart: too long for one call, or with padding that cannot be in one."""
         process, longest = self.denoiser.process, self.denoiser.max_length
         if isinstance(process, BlockMasking):  # which keeps what it has read of any length

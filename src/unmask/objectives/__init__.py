@@ -1,24 +1,31 @@
-"""Losses: each reads a network's logits as log_x and charges nats per token, a bound on -log p."""
+"""Losses: each turns a network's logits into log_x and gives nats per token, a bound on -log p."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-from unmask.objectives.block_diffusion import BlockDiffusion
-from unmask.objectives.d3pm import D3PM
-from unmask.objectives.mdlm import MDLM
-from unmask.objectives.next_token import NextToken
-from unmask.objectives.sedd import SEDD
-from unmask.objectives.uniform_diffusion import UniformDiffusion
+from unmask.registry import Family, LazyExports
 
-AnyObjective: TypeAlias = MDLM | D3PM | SEDD | UniformDiffusion | NextToken | BlockDiffusion
+if TYPE_CHECKING:  # written by `make exports`
+    from unmask.objectives.base import Objective as Objective
+    from unmask.objectives.block_diffusion import BlockDiffusion as BlockDiffusion
+    from unmask.objectives.d3pm import D3PM as D3PM
+    from unmask.objectives.mdlm import MDLM as MDLM
+    from unmask.objectives.next_token import NextToken as NextToken
+    from unmask.objectives.sedd import SEDD as SEDD
+    from unmask.objectives.uniform_diffusion import UniformDiffusion as UniformDiffusion
 
-__all__ = [
-    "D3PM",
-    "MDLM",
-    "SEDD",
-    "AnyObjective",
-    "BlockDiffusion",
-    "NextToken",
-    "UniformDiffusion",
-]
+OBJECTIVES: Family[Objective] = Family(
+    "unmask.objectives.base:Objective",
+    {
+        "mdlm": "unmask.objectives.mdlm:MDLM",
+        "d3pm": "unmask.objectives.d3pm:D3PM",
+        "sedd": "unmask.objectives.sedd:SEDD",
+        "uniform": "unmask.objectives.uniform_diffusion:UniformDiffusion",
+        "ar": "unmask.objectives.next_token:NextToken",
+        "block": "unmask.objectives.block_diffusion:BlockDiffusion",
+    },
+)
+
+if not TYPE_CHECKING:
+    __getattr__ = LazyExports(__name__, OBJECTIVES, Objective="base")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed, seeded_uniform
 from unmask.diffusion.noise_level import NoiseLevel, continuous_level, fixed_count_level, rank_uniform
 from unmask.diffusion.process import BlockMasking, Masking, Process, UniformNoise
-from unmask.diffusion.schedule import AnySchedule, LogLinear, Schedule
+from unmask.diffusion.schedule import LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, UniformTimes, stratified_uniform
 from unmask.ops.chunked_head import WeightedNLL
 from unmask.types import Batch, LogX, RowFn, Vocab
@@ -29,6 +30,11 @@ from unmask.types import Batch, LogX, RowFn, Vocab
 
 class Objective(ABC):
     """A way to train a network and to read what it then says."""
+
+    @classmethod
+    def recommended(cls) -> Self:
+        """The settings that `unmask train --objective NAME` takes."""
+        return cls()
 
     @property
     @abstractmethod
@@ -71,7 +77,7 @@ class MaskedObjective(Objective):
     bound from steadier draws, for networks that are not told the time.
     """
 
-    schedule: AnySchedule = LogLinear()
+    schedule: Schedule = LogLinear()
     times: AnyTimes = UniformTimes()
     exact_mask_counts: bool = False
 

@@ -8,6 +8,7 @@ clean blocks before it. Blocks as long as the text are MDLM; blocks of one token
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ class BlockDiffusion(MaskedObjective):
     batch."""
 
     block_size: int = 16
+
+    @classmethod
+    def recommended(cls) -> Self:
+        """With exact mask counts: a block has few tokens, so drawing each of them alone is noisy."""
+        return cls(exact_mask_counts=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import UniformNoise, posterior
-from unmask.diffusion.schedule import AnySchedule, LogLinear
+from unmask.diffusion.schedule import LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, UniformTimes
 from unmask.objectives.base import Objective, corrupt_batch, gather_positions, sample_noise, scatter_positions
 from unmask.objectives.mdlm import subs
@@ -26,7 +26,7 @@ from unmask.types import Batch, LogX, Vocab
 class UniformDiffusion(Objective):
     """The ends are completed as for masking: text starts as pure noise, so that the prior costs nothing."""
 
-    schedule: AnySchedule = LogLinear()
+    schedule: Schedule = LogLinear()
     times: AnyTimes = UniformTimes()
     steps: int = 1000
 

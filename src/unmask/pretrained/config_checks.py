@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from unmask.backbones import AnyBackbone
+from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.pretrained.state_dict import unique_tensors
 from unmask.types import Vocab
@@ -68,7 +68,7 @@ class ConfigReader:
                 )
 
 
-def require_dit(backbone: AnyBackbone) -> DiTConfig:
+def require_dit(backbone: BackboneConfig) -> DiTConfig:
     """The config of a DiT; the formats of diffusion models hold no other network."""
     if not isinstance(backbone, DiTConfig):
         raise ValueError(f"this format holds a DiT only; got a {type(backbone).__name__}")

@@ -40,6 +40,7 @@ from unmask.pretrained.formats.hf_tokenizer import (
 from unmask.pretrained.hub import resolve_hub
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import list_weight_files, read_meta_state_dict, read_state_dict, unique_tensors
+from unmask.registry import AllowCode
 
 _MODEL_FORMAT = "unmask-2"
 _CONFIG_FILE, _WEIGHTS_FILE, _MANIFEST_FILE, _CARD_FILE = (
@@ -58,7 +59,11 @@ _MAX_TEXT_FILE_BYTES = 64 << 20
 
 
 def load(
-    folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None, *, require_tokenizer: bool = False
+    folder: str | os.PathLike[str],
+    tokenizer: Tokenizer | None = None,
+    *,
+    require_tokenizer: bool = False,
+    allow_code: AllowCode = False,
 ) -> LanguageModel:
     """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, LLaDA, Dream).
 
@@ -69,6 +74,9 @@ def load(
     The `tokenizer` is the given one, else the folder's, else GPT-2's if the model is from the hub and has its
     vocabulary. Without a tokenizer the model takes and returns ids; with `require_tokenizer` it is refused
     before its weights are read.
+
+    A folder whose network, objective or schedule is a class from outside unmask is loaded only with
+    `allow_code=True`, which imports that class: allow it only for folders that you trust.
     """
     path = resolve_model_folder(folder)
     gguf_file = find_gguf_file(path)
@@ -86,13 +94,13 @@ def load(
         return _load_transformers(path, config, tokenizer, require_tokenizer, weight_files)
     # Everything that can be checked is checked before weights are read, which takes minutes for large models.
     with torch.device("meta"):
-        model_config, headers = _convert_state(config, read_meta_state_dict(path), path)
+        model_config, headers = _convert_state(config, read_meta_state_dict(path), path, allow_code)
     _check_tensors(_expected_shapes(model_config, headers, path), headers, path)
     tokenizer = tokenizer or _find_tokenizer(path, model_config, from_hub=not Path(folder).exists())
     _check_has_tokenizer(require_tokenizer, tokenizer, path)
     validate_tokenizer(tokenizer, model_config.vocab)
     _verify_checksums(path, weight_files)
-    weights = _convert_state(config, read_state_dict(path), path)[1]
+    weights = _convert_state(config, read_state_dict(path), path, allow_code)[1]
     try:
         denoiser = model_config.build()
     except (RuntimeError, MemoryError):
@@ -133,13 +141,13 @@ def _check_has_tokenizer(required: bool, tokenizer: Tokenizer | None, path: Path
 
 
 def _convert_state(
-    config: dict[str, Any], weights: dict[str, Tensor], path: Path
+    config: dict[str, Any], weights: dict[str, Tensor], path: Path, allow_code: AllowCode
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Our config and tensors of a model in our format or in a published one."""
     version = config.get("format")
     if version == _MODEL_FORMAT:
         fields = {key: value for key, value in config.items() if key != "format"}
-        return from_json(ModelConfig, fields, str(path / _CONFIG_FILE)), weights
+        return from_json(ModelConfig, fields, str(path / _CONFIG_FILE), allow_code=allow_code), weights
     if isinstance(version, str) and version.startswith("unmask-"):
         raise ValueError(
             f"{path} has the format {version}, and this version of unmask reads {_MODEL_FORMAT}: export the model in a"

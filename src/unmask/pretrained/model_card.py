@@ -15,8 +15,9 @@ from typing import TypeAlias
 
 from tokenizers import models
 
-from unmask.backbones import AnyBackbone
+from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
+from unmask.backbones.hf import HFBackboneConfig
 from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
 from unmask.model import LanguageModel
@@ -188,9 +189,11 @@ def _property_rows(model: LanguageModel) -> list[tuple[str, str]]:
     ]
 
 
-def _describe_backbone(backbone: AnyBackbone) -> str:
+def _describe_backbone(backbone: BackboneConfig) -> str:
     if isinstance(backbone, DiTConfig):
         return f"{backbone.depth} layers of width {backbone.width} with {backbone.heads} heads"
+    if not isinstance(backbone, HFBackboneConfig):
+        return type(backbone).__name__
     opened = "" if backbone.future_visibility is None else f", opened by {backbone.future_visibility:g}"
     return f"{backbone.parsed['model_type']} of the transformers library{opened}"
 

@@ -14,7 +14,7 @@ from unmask.data.loader import Loader, RowLayout
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.model import LanguageModel
-from unmask.objectives import MDLM, SEDD, AnyObjective, NextToken, UniformDiffusion
+from unmask.objectives import MDLM, SEDD, NextToken, Objective, UniformDiffusion
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 VALID_SPLIT = "valid"
@@ -35,7 +35,7 @@ class StepBound:
     perplexity_error: float
 
 
-def why_no_step_bounds(objective: AnyObjective) -> str | None:
+def why_no_step_bounds(objective: Objective) -> str | None:
     """Why there is no bound for a T-step sampler, if there is none."""
     if isinstance(objective, NextToken):
         return (
@@ -115,12 +115,12 @@ class _ShiftedDenoiser(DenoiserWrapper):
         return self.denoiser(z, t, positions, context, row_fn=shifted, sequence_ids=sequence_ids)
 
 
-def _is_weighted_nll(objective: AnyObjective) -> bool:
+def _is_weighted_nll(objective: Objective) -> bool:
     """Whether the loss is a weighted mean of -log_x[x] and nothing else."""
     return isinstance(objective, MDLM) and objective.zero_masking and objective.carry_over
 
 
-def _discretize(objective: AnyObjective, steps: int | None) -> AnyObjective:
+def _discretize(objective: Objective, steps: int | None) -> Objective:
     """The T-step version of an objective, for the same weights."""
     if isinstance(objective, MDLM):
         return replace(

@@ -1,46 +1,53 @@
-"""Reverse loops: a sampler is a frozen dataclass whose `run` yields the canvas after each step."""
+"""Reverse loops: a sampler is a frozen dataclass whose `run` yields the canvas after each step.
+
+`SAMPLERS` is the table of unmasking orders, which commands and requests choose by name; the samplers in
+`PROCESS_SAMPLERS` follow from the model's process or from options such as a block size.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
-from unmask.sampling.autoregressive import Autoregressive
-from unmask.sampling.blockwise import Blockwise
-from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
-from unmask.sampling.remdm import ReMDM
-from unmask.sampling.semi_autoregressive import MASKED_SAMPLERS, SAMPLERS, SemiAutoregressive
-from unmask.sampling.uniform import UniformAncestral
+from unmask.registry import Family, LazyExports
 
-AnySampler: TypeAlias = (
-    Ancestral
-    | FirstHitting
-    | RandomOrder
-    | Confidence
-    | Threshold
-    | Factor
-    | EntropyBounded
-    | ReMDM
-    | SemiAutoregressive
-    | Blockwise
-    | UniformAncestral
-    | Autoregressive
+if TYPE_CHECKING:  # written by `make exports`
+    from unmask.sampling.ancestral import Ancestral as Ancestral
+    from unmask.sampling.ancestral import FirstHitting as FirstHitting
+    from unmask.sampling.ancestral import RandomOrder as RandomOrder
+    from unmask.sampling.autoregressive import Autoregressive as Autoregressive
+    from unmask.sampling.base import Sampler as Sampler
+    from unmask.sampling.blockwise import Blockwise as Blockwise
+    from unmask.sampling.confidence import Confidence as Confidence
+    from unmask.sampling.confidence import EntropyBounded as EntropyBounded
+    from unmask.sampling.confidence import Factor as Factor
+    from unmask.sampling.confidence import Threshold as Threshold
+    from unmask.sampling.remdm import ReMDM as ReMDM
+    from unmask.sampling.semi_autoregressive import SemiAutoregressive as SemiAutoregressive
+    from unmask.sampling.uniform import UniformAncestral as UniformAncestral
+
+SAMPLERS: Family[Sampler] = Family(
+    "unmask.sampling.base:Sampler",
+    {
+        "ancestral": "unmask.sampling.ancestral:Ancestral",
+        "first-hitting": "unmask.sampling.ancestral:FirstHitting",
+        "random-order": "unmask.sampling.ancestral:RandomOrder",
+        "confidence": "unmask.sampling.confidence:Confidence",
+        "threshold": "unmask.sampling.confidence:Threshold",
+        "factor": "unmask.sampling.confidence:Factor",
+        "entropy-bounded": "unmask.sampling.confidence:EntropyBounded",
+        "remdm": "unmask.sampling.remdm:ReMDM",
+    },
 )
 
-__all__ = [
-    "MASKED_SAMPLERS",
-    "SAMPLERS",
-    "Ancestral",
-    "AnySampler",
-    "Autoregressive",
-    "Blockwise",
-    "Confidence",
-    "EntropyBounded",
-    "Factor",
-    "FirstHitting",
-    "RandomOrder",
-    "ReMDM",
-    "SemiAutoregressive",
-    "Threshold",
-    "UniformAncestral",
-]
+PROCESS_SAMPLERS: Family[Sampler] = Family(
+    "unmask.sampling.base:Sampler",
+    {
+        "autoregressive": "unmask.sampling.autoregressive:Autoregressive",
+        "blockwise": "unmask.sampling.blockwise:Blockwise",
+        "semi-autoregressive": "unmask.sampling.semi_autoregressive:SemiAutoregressive",
+        "uniform-ancestral": "unmask.sampling.uniform:UniformAncestral",
+    },
+)
+
+if not TYPE_CHECKING:
+    __getattr__ = LazyExports(__name__, SAMPLERS, PROCESS_SAMPLERS, Sampler="base")

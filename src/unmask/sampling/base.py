@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 
+@runtime_checkable
 class Sampler(Protocol):
-    """Fills a canvas. Progress, tracing and counting are the business of whoever iterates."""
+    """Fills a canvas. Progress, traces and counts are made by the caller, who iterates over the steps."""
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         """Yield the canvas [B, L] after each step, the finished one last."""

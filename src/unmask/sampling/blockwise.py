@@ -23,10 +23,10 @@ from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import BlockMasking, Masking
-from unmask.sampling.base import init_tokens, require_process, resolve_option, time_from_mask_ratio
+from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option, time_from_mask_ratio
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence
-from unmask.sampling.semi_autoregressive import MaskedSampler, resolve_masked_sampler
+from unmask.sampling.semi_autoregressive import resolve_masked_sampler
 from unmask.types import Positions, RowFn, Times, Tokens
 
 
@@ -82,7 +82,7 @@ class Blockwise:
     """
 
     block_size: int | None = None
-    sampler: MaskedSampler | str = Confidence(steps=32)
+    sampler: Sampler | str = Confidence(steps=32)
     cache: _CachePolicy | str = NoCache()
     eos_id: int | None = None
 

@@ -4,45 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, get_args
 
 from unmask.config import lookup
 from unmask.diffusion.denoiser import DenoiserLike
-from unmask.sampling.ancestral import Ancestral, FirstHitting, RandomOrder
+from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS
+from unmask.sampling.ancestral import Ancestral
+from unmask.sampling.base import Sampler
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.confidence import Confidence, EntropyBounded, Factor, Threshold
-from unmask.sampling.remdm import ReMDM
 from unmask.sampling.windows import sample_windows, strided_windows
 from unmask.types import Tokens
 
-MaskedSampler: TypeAlias = (
-    Ancestral | FirstHitting | RandomOrder | Confidence | Threshold | Factor | EntropyBounded | ReMDM
-)
 
-MASKED_SAMPLERS = get_args(MaskedSampler)
-"""The samplers of masked diffusion that fill a canvas as a whole: a window, or a block."""
-
-SAMPLERS: dict[str, type[MaskedSampler]] = {
-    "ancestral": Ancestral,
-    "first-hitting": FirstHitting,
-    "random-order": RandomOrder,
-    "confidence": Confidence,
-    "threshold": Threshold,
-    "factor": Factor,
-    "entropy-bounded": EntropyBounded,
-    "remdm": ReMDM,
-}
-"""What commands and requests call the samplers of masked diffusion."""
+def fills_window(sampler: Sampler) -> bool:
+    """Whether a sampler fills a window or a block as a whole, as all but those of `PROCESS_SAMPLERS` do."""
+    return not isinstance(sampler, tuple(PROCESS_SAMPLERS.values()))
 
 
-def resolve_masked_sampler(sampler: MaskedSampler | str) -> MaskedSampler:
-    """A sampler of a window or a block, which may be given by its name.
-
-    Any object that has a `run` is taken for one: a window does not ask whose it is.
-    """
+def resolve_masked_sampler(sampler: Sampler | str) -> Sampler:
+    """A sampler of a window or a block, which may be given by its name."""
     if isinstance(sampler, str):
-        return lookup(sampler, SAMPLERS, "sampler")()
-    if not hasattr(sampler, "run"):
+        named: Sampler = lookup(sampler, SAMPLERS, "sampler")()
+        return named
+    if not isinstance(sampler, Sampler):
         raise ValueError(f"the sampler of a window must be one of {', '.join(SAMPLERS)}; got {sampler!r}")
     return sampler
 
@@ -57,7 +40,7 @@ class SemiAutoregressive:
 
     stride: int = 512
     window: int | None = None
-    sampler: MaskedSampler | str = Ancestral()
+    sampler: Sampler | str = Ancestral()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampler", resolve_masked_sampler(self.sampler))

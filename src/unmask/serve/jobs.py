@@ -15,7 +15,7 @@ from unmask.guidance import GuidanceFn
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
-from unmask.sampling import AnySampler
+from unmask.sampling import Sampler
 from unmask.sampling.canvas import Canvas
 from unmask.serve.engine import Job
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
@@ -56,7 +56,7 @@ class GeneratedSequence:
 def generation_job(
     model: LanguageModel,
     ids: Sequence[int],
-    sampler: AnySampler,
+    sampler: Sampler,
     seed: int,
     alternatives: int = 0,
     guidance: GuidanceFn | None = None,

@@ -51,7 +51,7 @@ class GenerationRequest(_StrictRequest):
     sampler: str = Field(
         "default",
         description="In which order holes are filled.",
-        json_schema_extra={"enum": ["default", *SAMPLERS]},
+        json_schema_extra=lambda schema: schema.update(enum=["default", *SAMPLERS]),
     )
     block_size: int | None = Field(
         None, ge=1, description="Write from left to right in blocks of so many tokens, `steps` each."

@@ -17,7 +17,7 @@ from unmask.diffusion.process import BlockMasking, Masking
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.model import LanguageModel
-from unmask.sampling import SAMPLERS, AnySampler, Blockwise, ReMDM, UniformAncestral
+from unmask.sampling import SAMPLERS, Blockwise, ReMDM, Sampler, UniformAncestral
 from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve.examples import example_templates
 from unmask.serve.limits import Limits, check_context_length, check_limit, checked_or_default
@@ -215,7 +215,7 @@ class Service:
         """When a request that comes now is late, by `time.monotonic`."""
         return time.monotonic() + min(timeout or self.limits.timeout, self.limits.timeout)
 
-    def sampler(self, request: GenerationRequest) -> AnySampler:
+    def sampler(self, request: GenerationRequest) -> Sampler:
         """The sampler of a request, whose numbers are within the limits."""
         check_limit("n", request.n, self.limits.n)
         steps = checked_or_default("steps", request.steps, 64, self.limits.steps)
@@ -252,12 +252,12 @@ class Service:
         return RequestHandle(self.engine, jobs, deadline, stream)
 
 
-def may_remask(sampler: AnySampler) -> bool:
+def may_remask(sampler: Sampler) -> bool:
     """Whether a token that is written may still change."""
     return isinstance(sampler.sampler if isinstance(sampler, Blockwise) else sampler, ReMDM | UniformAncestral)
 
 
-def _sampler_name(sampler: AnySampler) -> str:
+def _sampler_name(sampler: Sampler) -> str:
     """What commands and requests call it: FirstHitting is first-hitting."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", type(sampler).__name__).lower()
 

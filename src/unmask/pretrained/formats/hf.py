@@ -21,7 +21,7 @@ from unmask.backbones.hf import HFBackbone, HFBackboneConfig, import_transformer
 from unmask.config import from_json, to_json
 from unmask.data.tokenizers import Tokenizer
 from unmask.model import LanguageModel, ModelConfig
-from unmask.objectives import MDLM, AnyObjective
+from unmask.objectives import MDLM, Objective
 from unmask.pretrained.state_dict import read_state_dict, unique_tensors
 from unmask.types import Vocab
 
@@ -198,12 +198,12 @@ def build_language_model(
     """A loaded network as a model; `unmask_config` is our part of its config, empty if others wrote it."""
     causal = type(network).__name__ in _causal_lm_classes()
     future_visibility = unmask_config.get("future_visibility", 1.0 if causal else None)
-    objective: AnyObjective = MDLM()
+    objective: Objective = MDLM()
     size = network.get_input_embeddings().num_embeddings
     if unmask_config:
         vocab: Vocab = from_json(Vocab, unmask_config.get("vocab"), f"{where}: config.json's {_UNMASK_KEY}.vocab")
         objective = from_json(
-            AnyObjective, unmask_config.get("objective"), f"{where}: config.json's {_UNMASK_KEY}.objective"
+            Objective, unmask_config.get("objective"), f"{where}: config.json's {_UNMASK_KEY}.objective"
         )
     else:
         mask_id = size if mask_id is None else mask_id
