@@ -182,7 +182,7 @@ def training(folder: Path) -> Iterator[tuple[str, Experiment]]:
     near = replace(DIT, activation="relu2", rope_theta=100.0, local_init=LocalInit(), qk_norm=True, tie_embeddings=True)
     yield "mdlm", plain()
     yield "mdlm in 8 steps", plain(objective=MDLM(steps=8))
-    yield "mdlm without zero masking", plain(objective=MDLM(zero_masking=False))
+    yield "mdlm without zero masking", plain(objective=D3PM(steps=None, carry_over=True))
     yield "mdlm without carry-over", plain(objective=MDLM(carry_over=False))
     yield "mdlm, exact counts", plain(objective=MDLM(exact_mask_counts=True))
     yield "d3pm", plain(objective=D3PM(steps=50))
@@ -489,7 +489,7 @@ def scores(folder: Path) -> Iterator[tuple[str, Figures]]:
     models: dict[str, tuple[Any, Any]] = {
         "mdlm": (DIT, MDLM()),
         "mdlm in 8 steps": (DIT, MDLM(steps=8)),
-        "mdlm without zero masking": (DIT, MDLM(zero_masking=False)),
+        "mdlm without zero masking": (DIT, D3PM(steps=None, carry_over=True)),
         "mdlm without carry-over": (DIT, MDLM(carry_over=False)),
         "mdlm, power times": (told, MDLM(times=PowerTimes(2.0))),
         "mdlm, piecewise times": (told, MDLM(times=HistogramTimes((3.0, 1.0, 2.0)))),

@@ -44,7 +44,7 @@ def test_every_objective_comes_back(objective: type[Objective]) -> None:
         value = objective(**{name: part for name, part in given.items() if name in takes})
         back = through_a_file(Objective, value)
         assert back == value
-        assert type(back) is type(value)  # D3PM is an MDLM too
+        assert type(back) is type(value)
 
 
 def test_none_comes_back() -> None:
@@ -136,7 +136,7 @@ def test_an_unknown_field_says_where_and_what_was_meant() -> None:
     [
         ({"kind": "MDLM", "steps": "ten"}, r"config\.steps must be int or None; got 'ten'"),
         ({"kind": "MDLM", "steps": True}, r"config\.steps must be int or None; got True"),
-        ({"kind": "MDLM", "zero_masking": 1}, r"config\.zero_masking must be bool; got 1"),
+        ({"kind": "MDLM", "carry_over": 1}, r"config\.carry_over must be bool; got 1"),
         (
             {"kind": "MDLM", "schedule": "LogLinar"},
             r"config\.schedule must be LogLinear or .*; got 'LogLinar' \(did you mean LogLinear\?\)",

@@ -46,8 +46,8 @@ def test_one_block_is_mdlm_to_the_last_bit(exact: bool, timed: bool) -> None:
             BlockDiffusion(block_size=block, exact_mask_counts=exact),
             MDLM(exact_mask_counts=exact),
         )
-        one = blocks.token_nll(tiny_models.tiny_denoiser(blocks, timed=timed), Batch(x), generator())
-        other = whole.token_nll(tiny_models.tiny_denoiser(whole, timed=timed), Batch(x), generator())
+        one = blocks.token_nll(tiny_models.tiny_denoiser(blocks, time_conditioned=timed), Batch(x), generator())
+        other = whole.token_nll(tiny_models.tiny_denoiser(whole, time_conditioned=timed), Batch(x), generator())
         assert (one > 0).any()
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
@@ -156,7 +156,7 @@ def test_clean_text_has_the_time_of_clean_text() -> None:
             assert torch.equal(noisy, noisy[..., :1].expand_as(noisy))
             return self.denoiser(z, t, positions, *rest, **options)
 
-    objective.token_nll(Spied(tiny_models.tiny_denoiser(objective, timed=True)), Batch(x), generator())
+    objective.token_nll(Spied(tiny_models.tiny_denoiser(objective, time_conditioned=True)), Batch(x), generator())
 
 
 def test_times_that_are_drawn_more_often_weigh_less() -> None:

@@ -38,7 +38,7 @@ def test_nats_and_gradients_are_finite(
     kind: type[Objective], timed: bool, rows: int, length: int, seed: int, schedule: object
 ) -> None:
     objective = kind() if schedule is None or kind is NextToken else kind(schedule=schedule)  # type: ignore[call-arg]
-    model = tiny_models.tiny_denoiser(objective, timed=timed)
+    model = tiny_models.tiny_denoiser(objective, time_conditioned=timed)
     model.requires_grad_(True)
     nats = objective.token_nll(model, Batch(tokens(rows, length, seed)), generator(seed))
     assert nats.shape == (rows, length)

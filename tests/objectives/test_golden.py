@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,8 +59,7 @@ class PublishedLinear(LogLinear):
 
 @torch.no_grad()
 def charge(objective: MaskedObjective, network: Denoiser, x: Tensor, z: Tensor, moment: NoiseLevel) -> Tensor:
-    one = torch.ones_like(moment.t)
-    return objective.weighted_nll(read_through(network, objective), Batch(x), z, moment, one)
+    return objective.weighted_nll(read_through(network, objective), Batch(x), z, moment)
 
 
 def test_noise(expected: dict[str, Tensor]) -> None:
@@ -99,7 +99,7 @@ def test_score_entropy(expected: dict[str, Tensor], network: Denoiser) -> None:
 @pytest.mark.parametrize("variant", ["notc"], indirect=True)
 @pytest.mark.parametrize("steps", [4, 1000])
 @pytest.mark.parametrize(("kind", "name"), [(MDLM, "subs"), (D3PM, "d3pm")], ids=["subs", "d3pm"])
-def test_t_steps(expected: dict[str, Tensor], network: Denoiser, kind: type[MDLM], name: str, steps: int) -> None:
+def test_t_steps(expected: dict[str, Tensor], network: Denoiser, kind: type[Any], name: str, steps: int) -> None:
     """The published loss takes alpha = 1 - t with t held below 1 - 1e-4."""
     objective = kind(schedule=PublishedLinear(), steps=steps)
     t = expected[f"d3pm.{steps}.t"].double()[:, None]

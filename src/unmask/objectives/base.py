@@ -1,27 +1,34 @@
-"""What all objectives share: the draw of noise for a batch, and one formula for masked tokens.
+"""What all objectives share: noise for a batch, and the loss of masked diffusion.
 
-A step that reveals a masked token with probability r costs KL(q(z_s|z_t,x) || p(z_s|z_t)), which in the
-language of log_x, S = sum(exp(log_x)), is
+A reverse step that unmasks a token with probability r costs KL(q(z_s | z_t, x) || p(z_s | z_t)). In terms of
+log_x and S = sum(exp(log_x)) it is
 
     r (-log_x[x])  +  (1 - r) log((1 - r) / (1 - r S))   =   r ( -log_x[x] + penalty(S, r) )
 
-with penalty -> S - 1 as r -> 0. So one line serves MDLM (S = 1: no penalty), D3PM's bracket (S < 1) and
-SEDD's score entropy (S free), in T steps and in continuous time.
+with penalty -> S - 1 as r -> 0. This one formula is the loss of MDLM (S = 1: no penalty), of D3PM (S < 1) and of
+SEDD (score entropy, S is free), in T steps and in continuous time.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed, seeded_uniform
-from unmask.diffusion.noise_level import NoiseLevel, continuous_level, fixed_count_level, rank_uniform
-from unmask.diffusion.process import BlockMasking, Masking, Process, UniformNoise
+from unmask.diffusion.noise_level import (
+    NoiseLevel,
+    continuous_level,
+    discrete_level,
+    fixed_count_level,
+    rank_uniform,
+    validate_steps,
+)
+from unmask.diffusion.process import BlockMasking, Masking, NoiseProcess, Process
 from unmask.diffusion.schedule import LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, UniformTimes, stratified_uniform
 from unmask.ops.chunked_head import WeightedNLL
@@ -29,7 +36,7 @@ from unmask.types import Batch, LogX, RowFn, Vocab
 
 
 class Objective(ABC):
-    """A way to train a network and to read what it then says."""
+    """A loss, and how a network trained with it turns logits into log-probabilities."""
 
     @classmethod
     def recommended(cls) -> Self:
@@ -39,47 +46,47 @@ class Objective(ABC):
     @property
     @abstractmethod
     def process(self) -> Process:
-        """How text is destroyed."""
+        """How text is corrupted."""
 
     @property
     @abstractmethod
     def normalized(self) -> bool:
-        """Whether every line of `read` sums to one."""
+        """Whether exp(`log_probs`) sums to one in every row."""
 
     @property
     def is_softmax(self) -> bool:
-        """Whether `read` is a log-softmax over the clean tokens (`subs`)."""
+        """Whether `log_probs` is `subs`: a log-softmax over the clean tokens."""
         return False
 
     @property
     def depends_on_alpha(self) -> bool:
-        """Whether `read` depends on alpha, and so on the time."""
+        """Whether `log_probs` depends on alpha, and so on the time."""
         return False
 
     @abstractmethod
     def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
-        """log_x [N, V] from logits [N, V]; alpha [N, 1] is the visible share (0 where the row is visible)."""
+        """log_x [N, V] of logits [N, V]; alpha [N, 1] is P(a token is visible), and 0 at visible positions."""
 
     @abstractmethod
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Nats [B, L], zero where not counted; their sum's mean over draws bounds -log p(x) from above.
+        """Nats [B, L], zero outside the loss mask. The expectation of their sum is an upper bound of -log p(x).
 
-        The generator must be in the same state on every rank and micro-batch of a step: rows then get
-        noise that depends on the step and their global number only.
+        The generator must be in the same state on every rank and for every micro-batch of a step: the noise of
+        a row then depends only on the step and on the row's index in the global batch.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedObjective(Objective):
-    """Continuous-time masked diffusion; `read` makes the difference between its members.
-
-    `exact_mask_counts`: k of a row's n tokens are hidden, k uniform, instead of each by its own coin: the same
-    bound from steadier draws, for networks that are not told the time.
-    """
+    """Masked diffusion in continuous time; subclasses define `log_probs`."""
 
     schedule: Schedule = LogLinear()
+    """The noise schedule alpha(t): P(a token is visible at time t)."""
     times: AnyTimes = UniformTimes()
+    """The distribution that training times are drawn from."""
     exact_mask_counts: bool = False
+    """Mask exactly k of n tokens, k uniform, instead of each one independently: the same bound with less variance,
+    for networks without time conditioning."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
@@ -93,57 +100,113 @@ class MaskedObjective(Objective):
     def process(self) -> Masking | BlockMasking:
         return Masking(self.schedule)
 
-    def noise_level(self, u: Tensor) -> NoiseLevel:
-        """The moment of noise that u in [0, 1) stands for."""
-        return continuous_level(self.schedule, u)
-
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
         return self.nll_and_time(denoiser, batch, generator)[0]
 
     def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """`token_nll`, and the times that were drawn, [B, 1] or [B, L]."""
-        u, importance, noise = sample_noise(denoiser, batch, self.times, generator)
-        moment, noise = self.sample_level(denoiser, u, noise, batch.loss_mask)
-        z = corrupt_batch(Masking(self.schedule), batch, moment.alpha, noise, denoiser.vocab)
-        return self.weighted_nll(denoiser, batch, z, moment, importance), moment.t
+        level, uniform = self.sample_level(denoiser, batch, generator)
+        z = corrupt_batch(self.process, batch, level.alpha, uniform, denoiser.vocab)
+        return self.weighted_nll(denoiser, batch, z, level), level.t
+
+    def weighted_nll(self, denoiser: DenoiserLike, batch: Batch, z: Tensor, level: NoiseLevel) -> Tensor:
+        """weight (-log x_theta(x | z) + penalty) [B, L] at the masked positions of z, zero elsewhere."""
+        masked = (z == denoiser.vocab.mask_id) & batch.loss_mask
+        row_fn = self.row_fn(batch.tokens[masked], level, masked)
+        nll = self.query(denoiser, batch, z, level.t, masked, row_fn)
+        return scatter_positions(nll, masked)
 
     def sample_level(
-        self, denoiser: DenoiserLike, u: Tensor, noise: Tensor, loss_mask: Tensor
+        self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
     ) -> tuple[NoiseLevel, Tensor]:
-        """The moments that u [B, 1] stands for, and the noise [B, L] as it is to be compared with alpha."""
-        if not self.exact_mask_counts:
-            return self.noise_level(u), noise
-        if not denoiser.time_independent:
-            raise ValueError("exact_mask_counts needs a network that is not told the time")
-        return fixed_count_level(self.schedule, u, loss_mask), rank_uniform(noise, loss_mask)
+        """A noise level for each sequence, and uniform numbers [B, L]: a token is masked where they are < 1 - alpha."""
+        return self.level_of(denoiser, sample_noise(denoiser, batch, self.times, generator), batch.loss_mask)
 
-    def weighted_nll(
-        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, level: NoiseLevel, importance: Tensor
-    ) -> Tensor:
-        """Nats [B, L] of the step at `moment` for the noisy `z`: the network answers at masked rows only."""
-        rows = (z == denoiser.vocab.mask_id) & batch.loss_mask
-        surprise = WeightedNLL(batch.tokens[rows], gather_positions(level.weight * importance, rows))
-        jump = None if level.unmask_prob is None else gather_positions(level.unmask_prob, rows)
+    def level_of(self, denoiser: DenoiserLike, noise: Noise, loss_mask: Tensor) -> tuple[NoiseLevel, Tensor]:
+        """The level and the uniform numbers that `noise` stands for."""
+        if not self.exact_mask_counts:
+            level, uniform = self.noise_level(noise.u), noise.uniform
+        elif denoiser.time_independent:
+            level = fixed_count_level(self.schedule, noise.u, loss_mask)
+            uniform = rank_uniform(noise.uniform, loss_mask)
+        else:
+            raise ValueError("exact_mask_counts needs a network that is not told the time")
+        return level._replace(weight=level.weight * noise.importance), uniform
+
+    def noise_level(self, u: Tensor) -> NoiseLevel:
+        """The noise level that u in [0, 1) stands for."""
+        return continuous_level(self.schedule, u)
+
+    def row_fn(self, x: Tensor, level: NoiseLevel, positions: Tensor) -> RowFn:
+        """weight (-log_x[x] + penalty(S, r)) for the tokens x [N] at the positions [B, L]."""
+        weighted_nll = WeightedNLL(x, gather_positions(level.weight, positions))
+        if self.normalized:
+            return weighted_nll
+        unmask_prob = None if level.unmask_prob is None else gather_positions(level.unmask_prob, positions)
 
         def with_penalty(log_x: LogX, indices: slice | Tensor) -> Tensor:
-            fine = _normalization_penalty(log_x.exp().sum(-1), None if jump is None else jump[indices])
-            return surprise(log_x, indices) + surprise.weight[indices].to(fine) * fine
+            r = None if unmask_prob is None else unmask_prob[indices]
+            penalty = _normalization_penalty(log_x.exp().sum(-1), r)
+            return weighted_nll(log_x, indices) + weighted_nll.weight[indices].to(penalty) * penalty
 
-        price = surprise if self.normalized else with_penalty
-        return scatter_positions(self.query(denoiser, batch, z, level.t, rows, price), rows)
+        return with_penalty
 
     def query(
         self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Tensor, row_fn: RowFn
     ) -> Tensor:
-        """What the network is charged [N] at the rows of z."""
+        """`row_fn` [N] of the network's prediction at the positions of z."""
         return denoiser(z, t, positions, batch.context, row_fn=row_fn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedObjective(MaskedObjective):
+    """Masked diffusion that is also defined in T steps, with weight T (alpha_s - alpha_t)/(1 - alpha_t)."""
+
+    steps: int | None = None
+    """The number of steps T; None for continuous time."""
+    carry_over: bool = True
+    """Copy visible tokens. If off, the network is also trained to predict the visible tokens of z_0 (samplers
+    copy them in any case)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None:
+            validate_steps(self.steps)
+            if self.exact_mask_counts:
+                raise ValueError("exact_mask_counts is for continuous time; leave steps out")
+
+    def noise_level(self, u: Tensor) -> NoiseLevel:
+        return super().noise_level(u) if self.steps is None else discrete_level(self.schedule, self.steps, u)
+
+    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        nll, t = super().nll_and_time(denoiser, batch, generator)
+        return (nll if self.carry_over else nll + self._visible_nll(denoiser, batch, generator)), t
+
+    def _visible_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+        """-log x_theta(x | z_0) [B, L] at the visible tokens of z_0."""
+        u, _, uniform = sample_noise(denoiser, batch, self.times, generator)
+        t = torch.zeros_like(u)
+        z = corrupt_batch(self.process, batch, self.schedule.alpha(t), uniform, denoiser.vocab)
+        visible = (z != denoiser.vocab.mask_id) & batch.loss_mask
+        nll = self.query(denoiser, batch, z, t, visible, WeightedNLL.unweighted(batch.tokens[visible]))
+        return scatter_positions(nll, visible)
+
+
+class Noise(NamedTuple):
+    """The random numbers of a batch, float64."""
+
+    u: Tensor
+    """In [0, 1), one per sequence or block, [B, num_blocks]: the noise level."""
+    importance: Tensor
+    """The importance weight of u, 1/density."""
+    uniform: Tensor
+    """In [0, 1), one per token, [B, L]: which tokens are corrupted."""
 
 
 def sample_noise(
     denoiser: DenoiserLike, batch: Batch, times: AnyTimes, generator: torch.Generator, num_blocks: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A checked batch's u in [0, 1) [B, parts], its importance weight, and a uniform for each token [B,
-    L]."""
+) -> Noise:
+    """Noise for a batch, whose tokens are validated."""
     validate_batch(denoiser, batch)
     draws, seeds = [], []
     for part, part_generator in batch.split_by_noise(generator):
@@ -152,21 +215,30 @@ def sample_noise(
         draws.append(stratified_uniform(part, offset, num_blocks))
         seeds += [derive_seed(seed, part.row_offset + row) for row in range(len(part.tokens))]
     u, importance = times.importance_sample(torch.cat(draws))
-    noise = seeded_uniform(seeds, batch.tokens.shape[1])
+    uniform = seeded_uniform(seeds, batch.tokens.shape[1])
     device = batch.tokens.device
-    return u.to(device), importance.to(device), noise.to(device)
+    return Noise(u.to(device), importance.to(device), uniform.to(device))
 
 
 def validate_batch(denoiser: DenoiserLike, batch: Batch) -> None:
-    """Refuse ids that are no data; padding may be any id."""
+    """Raise ValueError for ids outside the vocabulary, and for the mask id anywhere but on padding."""
     denoiser.vocab.validate(batch.tokens)
     denoiser.vocab.validate(batch.tokens if batch.valid is None else batch.tokens[batch.valid], clean=True)
 
 
-def corrupt_batch(process: Masking | UniformNoise, batch: Batch, alpha: Tensor, noise: Tensor, vocab: Vocab) -> Tensor:
-    """z_t ~ q(. | x) on the counted tokens; the others stay."""
-    noisy = process.corrupt(batch.tokens, alpha, noise, vocab)
-    return torch.where(batch.loss_mask, noisy, batch.tokens)
+def corrupt_batch(process: NoiseProcess, batch: Batch, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tensor:
+    """z_t ~ q(. | x) [B, L] on the tokens of the loss mask; prompts and padding stay."""
+    return torch.where(batch.loss_mask, process.corrupt(batch.tokens, alpha, uniform, vocab), batch.tokens)
+
+
+def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
+    """The values [B, 1] or [B, L] at the positions, booleans [B, L]: [N]."""
+    return values.expand(positions.shape)[positions]
+
+
+def scatter_positions(values: Tensor, positions: Tensor) -> Tensor:
+    """[B, L] with values [N] at the positions and zero elsewhere."""
+    return values.new_zeros(positions.shape).masked_scatter(positions, values)
 
 
 def _normalization_penalty(mass: Tensor, unmask_prob: Tensor | None) -> Tensor:
@@ -174,16 +246,6 @@ def _normalization_penalty(mass: Tensor, unmask_prob: Tensor | None) -> Tensor:
     if unmask_prob is None:
         return mass - 1
     small, certain = unmask_prob < 1e-9, unmask_prob >= 1
-    r, wide = torch.where(small | certain, 0.5, unmask_prob).double(), mass.double()
-    between = (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * wide))
-    return torch.where(certain, 0, torch.where(small, wide - 1, between)).to(mass)
-
-
-def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
-    """The values [B, 1] or [B, L] of the asked rows: [N]."""
-    return values.expand(positions.shape)[positions]
-
-
-def scatter_positions(values: Tensor, positions: Tensor) -> Tensor:
-    """[B, L] with `values` [N] at the rows and zero elsewhere."""
-    return values.new_zeros(positions.shape).masked_scatter(positions, values)
+    r, mass64 = torch.where(small | certain, 0.5, unmask_prob).double(), mass.double()
+    between = (1 - r) / r * (torch.log1p(-r) - torch.log1p(-r * mass64))
+    return torch.where(certain, 0, torch.where(small, mass64 - 1, between)).to(mass)

@@ -1,8 +1,9 @@
-"""Block diffusion: autoregression over blocks, masked diffusion within.
+"""Block diffusion (arXiv 2503.09573): autoregressive over blocks, masked diffusion within a block.
 
 -log p(x) = sum over blocks b of -log p(x_b | x_<b), each bounded as MDLM bounds a text, given the clean
-blocks before it. One pass over [z ; x] has the answers for all blocks: a noisy block sees itself and the
-clean blocks before it. Blocks as long as the text are MDLM; blocks of one token are autoregression, exactly.
+blocks before it. One pass over [z ; x] predicts all blocks: a noisy block attends to itself and to the
+clean blocks before it. With blocks as long as the text this is MDLM; with blocks of one token it is exactly
+autoregression.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from torch.nn import functional as F
 from unmask.context import AttentionStages
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise_level import NoiseLevel
-from unmask.diffusion.process import BlockMasking, Masking
-from unmask.objectives.base import MaskedObjective, corrupt_batch, sample_noise
+from unmask.diffusion.process import BlockMasking
+from unmask.objectives.base import MaskedObjective, Noise, sample_noise
 from unmask.objectives.mdlm import subs
 from unmask.types import Batch, LogX, RowFn, Vocab
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusion(MaskedObjective):
-    """Every block of `block` tokens has a time of its own; times are stratified over all blocks of a
-    batch."""
+    """MDLM's loss with a noise level for each block, stratified over all blocks of a batch."""
 
     block_size: int = 16
+    """Tokens per block."""
 
     @classmethod
     def recommended(cls) -> Self:
@@ -55,36 +56,37 @@ class BlockDiffusion(MaskedObjective):
     def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
-    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample_level(
+        self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
+    ) -> tuple[NoiseLevel, Tensor]:
+        """A noise level for each block, given by token: [B, L]."""
         rows, length = batch.tokens.shape
-        blocks = -(-length // self.block_size)
+        num_blocks = -(-length // self.block_size)
 
         def by_block(values: Tensor) -> Tensor:
-            """[B * blocks, block] of values [B, L]; what the last block lacks is zero."""
-            return F.pad(values, (0, blocks * self.block_size - length)).view(-1, self.block_size)
+            """[B * num_blocks, block_size] of values [B, L]; a last block that is too short is filled with zeros."""
+            return F.pad(values, (0, num_blocks * self.block_size - length)).view(-1, self.block_size)
 
         def by_token(values: Tensor) -> Tensor:
-            """[B, L] of values [B * blocks, 1 or block]."""
+            """[B, L] of values [B * num_blocks, 1 or block_size]."""
             return values.expand(-1, self.block_size).reshape(rows, -1)[:, :length]
 
-        u, importance, noise = sample_noise(denoiser, batch, self.times, generator, num_blocks=blocks)
-        moment, noise = self.sample_level(denoiser, u.view(-1, 1), by_block(noise), by_block(batch.loss_mask))
-        assert moment.unmask_prob is None
-        t, alpha, weight = (by_token(values) for values in (moment.t, moment.alpha, moment.weight))
-        z = corrupt_batch(Masking(self.schedule), batch, alpha, by_token(noise), denoiser.vocab)
-        moment = NoiseLevel(t, alpha, None, weight)
-        return self.weighted_nll(denoiser, batch, z, moment, by_token(importance.view(-1, 1))), t
+        u, importance, uniform = sample_noise(denoiser, batch, self.times, generator, num_blocks)
+        noise = Noise(u.view(-1, 1), importance.view(-1, 1), by_block(uniform))
+        level, uniform = self.level_of(denoiser, noise, by_block(batch.loss_mask))
+        t, alpha, weight = (by_token(values) for values in (level.t, level.alpha, level.weight))
+        return NoiseLevel(t, alpha, None, weight), by_token(uniform)
 
     def query(
         self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Tensor, row_fn: RowFn
     ) -> Tensor:
-        """The noisy text is read beside the clean one, whose time is 0."""
-        order = AttentionStages.two_stream(z.shape[1], self.block_size, z.device)
+        """Query the noisy text beside the clean one, whose time is 0."""
+        stages = AttentionStages.two_stream(z.shape[1], self.block_size, z.device)
         clean = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoiser.vocab.mask_id)
         return denoiser(
             torch.cat([z, clean], 1),
             torch.cat([t, torch.zeros_like(t)], 1),
             torch.cat([positions, torch.zeros_like(positions)], 1),
-            replace(batch.context, stages=order),
+            replace(batch.context, stages=stages),
             row_fn=row_fn,
         )

@@ -1,7 +1,14 @@
-"""MDLM: simple and effective masked diffusion.
+"""MDLM: masked diffusion language models (arXiv 2406.07524).
 
-Continuous time: NELBO = E integral of weight(t) * sum over masked tokens of -log x_theta(x) dt.
-T steps: the same with weight T (alpha_s - alpha_t)/(1 - alpha_t) on a grid of times.
+    NELBO = E_t E_q(z_t | x) [ -alpha'_t / (1 - alpha_t) * sum over masked positions l of -log x_theta(x_l | z_t) ]
+
+in continuous time; in T steps with weight T (alpha_s - alpha_t)/(1 - alpha_t) at times t = i/T, s = (i - 1)/T.
+The loss is `MaskedObjective.nll_and_time`, in the order of this equation: sample a noise level, corrupt, query
+the network at the masked positions, weight the negative log-likelihoods. `examples/mdlm_reference.py` is all of
+MDLM in plain torch (network, loss, sampler), and a test checks that its loss is the same.
+
+The paper's ablations of SUBS are `MDLM(carry_over=False)`, `D3PM(steps=None, carry_over=True)` (without zero
+masking) and `D3PM(steps=None)` (without both).
 """
 
 from __future__ import annotations
@@ -11,87 +18,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.diffusion.denoiser import DenoiserLike
-from unmask.diffusion.noise_level import NoiseLevel, discrete_level, validate_steps
-from unmask.diffusion.process import Masking
-from unmask.objectives.base import (
-    MaskedObjective,
-    corrupt_batch,
-    sample_noise,
-    scatter_positions,
-)
-from unmask.ops.chunked_head import WeightedNLL, to_float32
-from unmask.types import Batch, LogX, Vocab
+from unmask.objectives.base import SteppedObjective
+from unmask.ops.chunked_head import to_float32
+from unmask.types import LogX, Vocab
 
 
 @dataclass(frozen=True, kw_only=True)
-class MDLM(MaskedObjective):
-    """SUBS: no mass on the mask (`zero_masking`), visible tokens are copied (`carry_over`).
-
-    `steps` None is continuous time. Switched off, for the ablation: without zero masking the network
-    may leave a token masked, as D3PM's does; without carry-over it is also charged for not copying
-    the visible tokens of z_0 when it reconstructs x (samplers always copy them).
-    """
-
-    steps: int | None = None
-    zero_masking: bool = True
-    carry_over: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps is not None:
-            validate_steps(self.steps)
-            if self.exact_mask_counts:
-                raise ValueError("exact_mask_counts is for continuous time; leave steps out")
+class MDLM(SteppedObjective):
+    """The SUBS parameterization: no probability on the mask (zero masking), visible tokens are copied (carry-over)."""
 
     @property
     def normalized(self) -> bool:
-        return self.zero_masking
+        return True
 
     @property
     def is_softmax(self) -> bool:
-        return self.zero_masking
-
-    @property
-    def depends_on_alpha(self) -> bool:
-        return not self.zero_masking
-
-    def noise_level(self, u: Tensor) -> NoiseLevel:
-        return super().noise_level(u) if self.steps is None else discrete_level(self.schedule, self.steps, u)
+        return True
 
     def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
-        return subs(logits, vocab) if self.zero_masking else _d3pm_log_probs(logits, alpha, vocab)
-
-    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        nats, t = super().nll_and_time(denoiser, batch, generator)
-        return (nats if self.carry_over else nats + self._carry_over_nll(denoiser, batch, generator)), t
-
-    def _carry_over_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
-        """-log x_theta(x | z_0) on the visible tokens of z_0."""
-        u, _, noise = sample_noise(denoiser, batch, self.times, generator)
-        t = torch.zeros_like(u)
-        z = corrupt_batch(Masking(self.schedule), batch, self.schedule.alpha(t), noise, denoiser.vocab)
-        rows = (z != denoiser.vocab.mask_id) & batch.loss_mask
-        price = WeightedNLL.unweighted(batch.tokens[rows])
-        return scatter_positions(denoiser(z, t, rows, batch.context, row_fn=price), rows)
+        return subs(logits, vocab)
 
 
 def subs(logits: Tensor, vocab: Vocab) -> LogX:
-    """log_softmax over the clean tokens."""
-    return to_float32(logits).index_fill(-1, _mask_index(vocab, logits), -torch.inf).log_softmax(-1)
+    """log_softmax over the clean tokens: the mask's logit is -inf."""
+    return without_mask(to_float32(logits), vocab).log_softmax(-1)
 
 
-def _d3pm_log_probs(logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
-    """D3PM's p(z_s | z_t) = q(z_s | z_t, x_theta) where x_theta has mass x_m on the mask.
-
-    The posterior's normaliser, 1 - alpha + alpha x_m, divides the reveal of every token v:
-    log_x[v] = log x_theta[v] - log(1 + x_m alpha/(1 - alpha)).
-    """
-    log_p = to_float32(logits).log_softmax(-1)
-    mask_mass = log_p[:, vocab.mask_id, None].exp()
-    log_x = log_p - torch.log1p(mask_mass * (alpha / (1 - alpha)).to(log_p))
-    return log_x.index_fill(-1, _mask_index(vocab, logits), -torch.inf)
-
-
-def _mask_index(vocab: Vocab, like: Tensor) -> Tensor:
-    return torch.tensor([vocab.mask_id], device=like.device)
+def without_mask(logits: Tensor, vocab: Vocab) -> Tensor:
+    """Logits or log-probabilities [N, V] with -inf in the column of the mask."""
+    return logits.index_fill(-1, torch.tensor([vocab.mask_id], device=logits.device), -torch.inf)

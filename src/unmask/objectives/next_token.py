@@ -1,4 +1,4 @@
-"""Autoregression: the baseline, exact. -log p(x) = sum of -log p(x_l | x_1 ... x_{l-1})."""
+"""Autoregression, the exact baseline: -log p(x) = sum over l of -log p(x_l | x_1 ... x_{l-1})."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unmask.types import Batch, LogX, Vocab
 
 @dataclass(frozen=True)
 class NextToken(Objective):
-    """For a causal network that reads the text one place late; the mask id stands before its start."""
+    """For a causal network, whose input is the text shifted right by one, with the mask id in front."""
 
     @property
     def process(self) -> LeftToRight:
@@ -36,8 +36,9 @@ class NextToken(Objective):
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
         validate_batch(denoiser, batch)
-        rows = batch.loss_mask
-        t = torch.zeros(len(batch.tokens), 1, device=batch.tokens.device)
-        text = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoiser.vocab.mask_id)
-        z, price = shift_right(text, denoiser.vocab), WeightedNLL.unweighted(batch.tokens[rows])
-        return scatter_positions(denoiser(z, t, rows, batch.context, row_fn=price), rows)
+        vocab, positions = denoiser.vocab, batch.loss_mask
+        x = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, vocab.mask_id)
+        t = torch.zeros(len(x), 1, device=x.device)
+        row_fn = WeightedNLL.unweighted(batch.tokens[positions])
+        nll = denoiser(shift_right(x, vocab), t, positions, batch.context, row_fn=row_fn)
+        return scatter_positions(nll, positions)

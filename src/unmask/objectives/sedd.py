@@ -1,7 +1,7 @@
-"""SEDD: score entropy. The network estimates ratios, s_v = p(z with v)/p(z with mask), freely.
+"""SEDD: score entropy (arXiv 2310.16834). The network estimates ratios s_v = p(z with v)/p(z with mask).
 
 With s_v = exp(log_x[v]) alpha/(1 - alpha), the score entropy times sigma'(t) is
-weight(t) (-log_x[x] + S - 1): MDLM's loss plus a price for not being normalised.
+weight(t) (-log_x[x] + S - 1): MDLM's loss plus a penalty for not being normalized.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from unmask.objectives.base import MaskedObjective
+from unmask.objectives.mdlm import without_mask
 from unmask.ops.chunked_head import to_float32
 from unmask.types import LogX, Vocab
 
@@ -26,6 +26,5 @@ class SEDD(MaskedObjective):
         return False
 
     def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
-        """Logits over log(V - 1): a network that outputs zeros starts at the uniform distribution."""
-        mask = torch.tensor([vocab.mask_id], device=logits.device)
-        return (to_float32(logits) - math.log(vocab.size - 1)).index_fill(-1, mask, -torch.inf)
+        """Logits minus log(V - 1): a network that outputs zeros starts at the uniform distribution."""
+        return without_mask(to_float32(logits) - math.log(vocab.size - 1), vocab)

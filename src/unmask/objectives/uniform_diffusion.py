@@ -1,7 +1,7 @@
 """Uniform diffusion in T steps: sum of KL(q(z_s | z_t, x) || q(z_s | z_t, x_theta)) over all positions.
 
-No token is ever masked, so every position is asked, at every step. It is here for comparison, and
-because a process so unlike masking keeps the border between process, objective and network honest.
+No token is ever masked, so the network is queried at every position and every step. It serves as a baseline,
+and shows that process, objective and network are independent of masking.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from unmask.types import Batch, LogX, Vocab
 
 @dataclass(frozen=True, kw_only=True)
 class UniformDiffusion(Objective):
-    """The ends are completed as for masking: text starts as pure noise, so that the prior costs nothing."""
+    """The schedule's ends are set to 1 and 0 as for masking: generation starts from pure noise, at no prior cost."""
 
     schedule: Schedule = LogLinear()
+    """The noise schedule alpha(t): P(a token is not replaced at time t)."""
     times: AnyTimes = UniformTimes()
+    """The distribution that training times are drawn from."""
     steps: int = 1000
+    """The number of steps T."""
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
@@ -49,27 +52,28 @@ class UniformDiffusion(Objective):
         return subs(logits, vocab)
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
-        u, importance, noise = sample_noise(denoiser, batch, self.times, generator)
+        u, importance, uniform = sample_noise(denoiser, batch, self.times, generator)
         i = (u * self.steps).long().clamp(max=self.steps - 1) + 1
-        level = alpha_grid(self.schedule, self.steps).to(u)
-        z = corrupt_batch(self.process, batch, level[i], noise, denoiser.vocab)
-        rows = batch.loss_mask
-        seen, x, vocab = z[rows], batch.tokens[rows], denoiser.vocab
-        alpha_s, alpha_t, weight = (gather_positions(a, rows) for a in (level[i - 1], level[i], importance))
+        alpha = alpha_grid(self.schedule, self.steps).to(u)
+        z = corrupt_batch(self.process, batch, alpha[i], uniform, denoiser.vocab)
+        positions = batch.loss_mask
+        z_t, x, vocab = z[positions], batch.tokens[positions], denoiser.vocab
+        values = (alpha[i - 1], alpha[i], importance)
+        alpha_s, alpha_t, weight = (gather_positions(value, positions) for value in values)
 
-        def price(log_x: LogX, indices: slice | Tensor) -> Tensor:
-            kl = self._kl(seen[indices], x[indices], log_x, alpha_s[indices], alpha_t[indices], vocab)
+        def weighted_kl(log_x: LogX, indices: slice | Tensor) -> Tensor:
+            kl = self._kl(z_t[indices], x[indices], log_x, alpha_s[indices], alpha_t[indices], vocab)
             return self.steps * weight[indices].to(kl) * kl
 
-        return scatter_positions(denoiser(z, i / self.steps, rows, batch.context, row_fn=price), rows)
+        nats = denoiser(z, i / self.steps, positions, batch.context, row_fn=weighted_kl)
+        return scatter_positions(nats, positions)
 
     def _kl(self, z: Tensor, x: Tensor, log_x: LogX, alpha_s: Tensor, alpha_t: Tensor, vocab: Vocab) -> Tensor:
-        """KL between the posteriors of the truth and of the prediction, [N]; float64 keeps the tails."""
+        """KL(q(z_s | z_t, x) || q(z_s | z_t, x_theta)) [N], in float64 for the sake of small probabilities."""
         log_x = log_x.double()
         pi = self.process.pi(vocab).to(log_x)
         a_s, a_t = (a[:, None].to(log_x) for a in (alpha_s, alpha_t))
-        seen = one_hot(z, vocab.size).to(log_x)
-        truth = posterior(seen, one_hot(x, vocab.size).to(log_x), pi, a_s, a_t)
-        guess = posterior(seen, log_x.exp(), pi, a_s, a_t)
-        log_ratio = (truth.clamp(min=1e-300) / guess.clamp(min=1e-300)).log()
-        return (truth * log_ratio).sum(-1)
+        z_onehot, x_onehot = (one_hot(tokens, vocab.size).to(log_x) for tokens in (z, x))
+        q = posterior(z_onehot, x_onehot, pi, a_s, a_t)
+        p = posterior(z_onehot, log_x.exp(), pi, a_s, a_t)
+        return (q * (q.clamp(min=1e-300) / p.clamp(min=1e-300)).log()).sum(-1)

@@ -15,6 +15,7 @@ from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.model import LanguageModel
 from unmask.objectives import MDLM, SEDD, NextToken, Objective, UniformDiffusion
+from unmask.objectives.base import SteppedObjective
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 VALID_SPLIT = "valid"
@@ -117,12 +118,12 @@ class _ShiftedDenoiser(DenoiserWrapper):
 
 def _is_weighted_nll(objective: Objective) -> bool:
     """Whether the loss is a weighted mean of -log_x[x] and nothing else."""
-    return isinstance(objective, MDLM) and objective.zero_masking and objective.carry_over
+    return isinstance(objective, MDLM) and objective.carry_over
 
 
 def _discretize(objective: Objective, steps: int | None) -> Objective:
     """The T-step version of an objective, for the same weights."""
-    if isinstance(objective, MDLM):
+    if isinstance(objective, SteppedObjective):
         return replace(
             objective, steps=steps or _CONTINUOUS_STEPS, exact_mask_counts=False
         )  # which are for continuous time
