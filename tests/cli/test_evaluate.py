@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tiny_models
 import unmask
 from reference_models import write_reference_model
 from unmask.cli.table import format_with_error, print_table
@@ -188,3 +189,48 @@ def test_figures_have_the_digits_that_mean_something(value: float | None, error:
 def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "long title"), [("longer", "1"), ("b", "22")])
     assert capsys.readouterr().out == "a       long title\nlonger           1\nb               22\n"
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose tokens depend on one another."""
+    lm = unmask.LanguageModel(tiny_models.tiny_denoiser(unmask.MDLM(), 6, 5), unmask.Tokenizer.characters("abc d"))
+    return str(unmask.save(lm, tmp_path_factory.mktemp("model") / "random"))
+
+
+def test_score_after_a_prompt(random_model: str, command: Callable[..., Any]) -> None:
+    (found,) = json.loads(command("score", random_model, "c", "--prompt", "ab", "--json").out)["scores"]
+    lm = unmask.load(random_model)
+    assert found["nats_per_token"] == pytest.approx(lm.score("c", "ab").nats, rel=1e-5)
+    assert abs(found["nats_per_token"] - lm.score("c").nats) > 1e-3
+    assert (found["prompt"], found["text"], found["tokens"]) == ("ab", "c", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("requests.jsonl", '{"prompt": "ab", "text": "c"}\n\n{"prompt": "", "text": "a b"}\n'),
+        ("requests.csv", "text,prompt\nc,ab\na b,\n"),
+    ],
+)
+def test_score_a_table_of_requests(
+    name: str, content: str, random_model: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    found = json.loads(command("score", random_model, "--requests", str(tmp_path / name), "--json").out)["scores"]
+    expected = unmask.load(random_model).score(["c", "a b"], ["ab", ""])
+    nats = [each.nats_per_token for each in expected.per_text]
+    assert [row["nats_per_token"] for row in found] == pytest.approx(nats, rel=1e-5)
+
+
+def test_score_without_a_text_is_refused(random_model: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    def refusal(*arguments: str) -> str:
+        done = command("score", random_model, *arguments)
+        assert (done.code, done.out) == (2, "")
+        return str(done.err)
+
+    assert "give texts, or a table of them with --requests" in refusal()
+    (tmp_path / "a.txt").write_text("abc")
+    assert "must be a table, as in requests.jsonl" in refusal("--requests", str(tmp_path / "a.txt"))
+    (tmp_path / "b.jsonl").write_text('{"prompt": "ab"}\n')
+    assert "has no field 'prompt' and 'text' or 'text'" in refusal("--requests", str(tmp_path / "b.jsonl"))

@@ -23,7 +23,7 @@ COMMANDS = {
     "complete": "generate.complete",
     "infill": "generate.infill",
     "serve": "serve.serve",
-    "score": "evaluate.score",
+    "score": "score.score",
     "eval": "evaluate.evaluate",
     "eval-samples": "evaluate.eval_samples",
     "report": "evaluate.report",

@@ -1,4 +1,4 @@
-"""Commands that measure: eval, score, judge, report."""
+"""Commands that measure: eval, eval-samples, report."""
 
 from __future__ import annotations
 
@@ -31,63 +31,6 @@ if TYPE_CHECKING:
 
 _MDLM_ZERO_SHOT = "mdlm-zero-shot"
 """Stands for the seven text sets of the MDLM paper's zero-shot table."""
-
-
-def score(
-    model: ModelPath,
-    texts: TextArgs,
-    draws: int = 64,
-    precision: float | None = None,
-    seed: int = 0,
-    out: ResultsPath = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Say how many nats a model needs for texts, with the standard error.
-
-    For example:
-      unmask score runs/demo/model "def main():" "main def:()" --draws 256
-      unmask score runs/demo/model "for i in range(10):" --precision 0.02
-      unmask score runs/demo/model - < my_text.txt
-
-    Args:
-        model: A model folder, of ours or in a published layout, or a name on the hub.
-        texts: One or more texts; - reads one from standard input. What is longer than the model reads at
-            once is scored in windows.
-        draws: Random maskings of each text; more make the error smaller.
-        precision: Draw as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
-        seed: Of the maskings.
-    """
-    from unmask.cli.arguments import read_stdin, warn_literal_masks
-
-    validate_output(out)
-    read = [read_stdin() if text == "-" else text for text in texts]
-    warn_literal_masks("a text that is scored", read)
-    with load_distributed(model) as (lm, speaks):
-        lm.denoiser.prepack()
-        result = lm.score(read, draws=draws, precision=precision, seed=seed)
-        longest = lm.denoiser.max_length
-        digest = model_fingerprint(model)
-    if not speaks:
-        return
-    windows = [1 if longest is None else -(-each.tokens // longest) for each in result.per_text]
-    lines = list(zip(texts, result.per_text, windows, strict=True))
-    figures = [{"text": text, "windows": count, **each.to_dict()} for text, each, count in lines]
-    for text, each, _ in lines:
-        warn_if_imprecise(_abbreviate(text), each.standard_error / each.nats_per_token, precision)
-    if write_results({"scores": figures}, seed, {}, digest, out, as_json):
-        return
-    for text, each, count in lines:
-        print(
-            f"{each.nats_per_token:.3f} ± {each.standard_error:.3f} nats/token"
-            f"  perplexity {each.perplexity:.2f}  {_format_bits(each)}{_abbreviate(text)}"
-            + (f"  (in {count} windows of {longest} tokens)" if count > 1 else "")
-        )
-
-
-def _abbreviate(text: str) -> str:
-    """A text, or enough of it to know it by."""
-    shown = repr(text)
-    return shown if len(shown) <= 200 else f"{shown[:197]}..."
 
 
 def evaluate(
@@ -285,10 +228,6 @@ def _resolve_datasets(
         more = f" (and so are {len(missing) - 1} more: {', '.join(list(missing)[1:])})" if missing else ""
         raise ValueError(f"there is no text to measure: {first}{more}")
     return texts, missing
-
-
-def _format_bits(score: Score) -> str:
-    return "" if score.text_stats is None else f"{score.bits_per_byte:.3f} bits/byte  "
 
 
 def _print_scores(measured: list[tuple[ResolvedDataset, Corpus, Score]]) -> None:
