@@ -15,10 +15,10 @@ import torch
 
 from unmask import MDLM, BlockDiffusion, DiTConfig, LanguageModel, NextToken, Tokenizer
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
-from unmask.objectives import AnyObjective
+from unmask.objectives import Objective
 
 REQUESTS, DRAWS = 1000, 16
-OBJECTIVES: tuple[AnyObjective, ...] = (MDLM(), BlockDiffusion(block_size=8), NextToken())
+OBJECTIVES: tuple[Objective, ...] = (MDLM(), BlockDiffusion(block_size=8), NextToken())
 
 
 def make_requests(count: int) -> list[ScoreRequest]:
@@ -32,7 +32,7 @@ def make_requests(count: int) -> list[ScoreRequest]:
     return [ScoreRequest(ids(1, 9), ids(4, 32)) for _ in range(count)]
 
 
-def make_model(objective: AnyObjective) -> LanguageModel:
+def make_model(objective: Objective) -> LanguageModel:
     torch.manual_seed(0)
     causal = objective.process.is_left_to_right
     backbone = DiTConfig(width=128, depth=4, heads=2, max_length=64, causal=causal)
