@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 
 import unmask
 from benchmarks.textbook import ModelSize, ReferenceMDLM
-from unmask.hardware.flops import bf16_is_faster, count_flops, measure_peak_flops
+from unmask.hardware.flops import count_flops, measure_peak_flops
+from unmask.hardware.precision import bf16_is_faster
 
 WorkFn = Callable[[], object]
 

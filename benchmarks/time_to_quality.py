@@ -30,9 +30,10 @@ from unmask.config import override
 from unmask.data.corpus import Corpus, Split, prepare
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
-from unmask.experiment import Experiment, build_trainer
+from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.recipes import RECIPES
+from unmask.run import build_trainer
 from unmask.training.trainer import Trainer
 
 CALIBRATION_STEPS = 20
@@ -70,17 +71,17 @@ def train(
             experiment.training, steps=steps, warmup_steps=steps // 20, seed=seed, bf16=unmask_uses_bf16()
         )
         run = build_trainer(replace(experiment, training=settings), corpus, Distributed())
-        run.denoiser.train()
+        run.model.train()
         return run
 
-    steps = steps or max(1, int(seconds / _seconds_per_step(build(CALIBRATION_STEPS).train_step)))
+    steps = steps or max(1, int(seconds / _seconds_per_step(build(CALIBRATION_STEPS).step)))
     run = build(steps)
     start = time.perf_counter()
     for _ in range(steps):
-        run.train_step()
+        run.step()
     spent = time.perf_counter() - start
-    run.ema.copy_to(run.denoiser)
-    model = LanguageModel(run.denoiser, corpus.tokenizer)
+    run.model.load_state_dict(run.ema.weights, strict=False)
+    model = LanguageModel(run.model, corpus.tokenizer)
     precision = "bfloat16" if unmask_uses_bf16() else "float32"
     return model, {"seconds": spent, "steps": steps, "tokens": run.state.tokens, "precision": precision}
 

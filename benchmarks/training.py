@@ -20,9 +20,10 @@ from benchmarks.side_by_side import (
 )
 from benchmarks.textbook import ModelSize, ReferenceTrainer
 from unmask.data.loader import Loader, Wrapped
-from unmask.distributed import Distributed
+from unmask.training.config import TrainingConfig
+from unmask.training.loss import DenoisingLoss
 from unmask.training.optim import AdamW
-from unmask.training.trainer import Trainer, TrainingConfig
+from unmask.training.trainer import Trainer
 
 WORDS = ModelSize(vocab=50_258, depth=8, width=512, length=128)
 CHARACTERS = ModelSize(vocab=28, depth=6, width=384, length=256, heads=6)
@@ -45,7 +46,7 @@ def unmask_trainer(size: ModelSize, batch: int, bf16: bool = False) -> Trainer:
     loader = Loader(_random_tokens(size, batch), Wrapped(size.length), batch)
     settings = TrainingConfig(steps=1000, batch_size=batch, optimizer=AdamW(lr=3e-4), warmup_steps=0, bf16=bf16)
     model.denoiser.train()
-    return Trainer(model.denoiser, model.objective, loader, settings, Distributed())
+    return Trainer(model.denoiser, DenoisingLoss(model.objective), loader, settings)
 
 
 def random_batch(size: ModelSize, batch: int) -> Tensor:
@@ -75,7 +76,7 @@ def unmask_steps(size: ModelSize, batch: int, bf16: bool) -> WorkFn:
 
     def work() -> None:
         for _ in range(STEPS):
-            run.train_step()
+            run.step()
 
     return work
 

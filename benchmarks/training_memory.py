@@ -53,7 +53,7 @@ if __name__ == "__main__":
         trainer.step(text)
     else:
         run = unmask_trainer(SIZE, BATCH, unmask_uses_bf16())
-        run.denoiser.backbone.gradient_checkpointing = sys.argv[1] == "recompute"
-        run.train_step()
-        run.train_step()
+        run.model.backbone.gradient_checkpointing = sys.argv[1] == "recompute"
+        run.step()
+        run.step()
     print(_peak_memory())

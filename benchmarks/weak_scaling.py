@@ -25,8 +25,10 @@ from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed, init_distributed
 from unmask.hardware.flops import measure_peak_flops
 from unmask.model import ModelConfig
+from unmask.training.config import TrainingConfig
+from unmask.training.loss import DenoisingLoss
 from unmask.training.optim import AdamW
-from unmask.training.trainer import Trainer, TrainingConfig
+from unmask.training.trainer import Trainer
 from unmask.types import Vocab
 
 SIZE = ModelShape("small", depth=4, width=256, vocab=4096, length=256)
@@ -41,10 +43,11 @@ def worker(distributed: Distributed, batch_size: int) -> dict[str, float]:
     text = RandomTokens.generate(1 << 20, SIZE.vocab)
     batch = batch_size * distributed.world_size
     settings = TrainingConfig(steps=1000, batch_size=batch, optimizer=AdamW(), warmup_steps=0, bf16=False)
-    run = Trainer(denoise, MDLM(), Loader(text, Wrapped(SIZE.length), batch), settings, distributed)
+    loader = Loader(text, Wrapped(SIZE.length), batch)
+    run = Trainer(denoise, DenoisingLoss(MDLM()), loader, settings, distributed=distributed)
     for _ in range(3):
-        run.train_step()
-    times = [time_once(run.train_step) for _ in range(STEPS)]
+        run.step()
+    times = [time_once(run.step) for _ in range(STEPS)]
     distributed.barrier()
     peak = measure_peak_flops(torch.float32, torch.device("cpu"))
     return {"seconds": median(times), "peak": peak, "bandwidth": _bandwidth(distributed)}

@@ -65,16 +65,17 @@ from unmask.diffusion.schedule import (
 )
 from unmask.diffusion.time_sampling import HistogramTimes, PowerTimes
 from unmask.distributed import Distributed, init_distributed
-from unmask.experiment import Experiment, load_ema_model, run_experiment
+from unmask.experiment import Experiment
 from unmask.guidance import AllowedTokens, ExactClassifierGuidance, TaylorClassifierGuidance
 from unmask.hardware.flops import count_flops
 from unmask.report import ReportConfig, write_report
+from unmask.run import load_ema_model, run_experiment
 from unmask.sampling.remdm import Loop
+from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening, VarianceClipping
 from unmask.training.lora import LoRA
 from unmask.training.optim import AdamW, CosineDecay, LinearDecay, Muon
 from unmask.training.parallelism import FSDP
-from unmask.training.trainer import TrainingConfig
 
 __all__ = ["Distributed", "init_distributed", "ranks", "report", "samples", "scores", "trained", "training"]
 
@@ -279,7 +280,7 @@ def ranks(folder: Path) -> Iterator[tuple[str, Experiment]]:
 def hurried() -> Iterator[None]:
     """Without what only takes time: measuring the machine, counting operations, waiting for the disk."""
     with (
-        mock.patch("unmask.hardware.flops.measure_peak_flops", return_value=1.0),
+        mock.patch("unmask.training.throughput.measure_peak_flops", return_value=1.0),
         mock.patch("unmask.training.trainer.count_flops", side_effect=lambda _wanted: count_flops(False)),
         mock.patch("os.fsync"),
     ):

@@ -17,11 +17,13 @@ from unmask.cli import main
 from unmask.config import override
 from unmask.data.loader import Wrapped
 from unmask.distributed import Distributed
-from unmask.experiment import Experiment, _prepare_corpus, build_trainer, run_experiment
+from unmask.experiment import Experiment
 from unmask.objectives import MDLM
 from unmask.recipes import RECIPES
+from unmask.run import build_trainer, prepare_corpus, run_experiment
+from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW
-from unmask.training.trainer import TrainingConfig
+from unmask.training.run_folder import RunFolder
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
 
@@ -61,7 +63,7 @@ def test_the_same_experiment_goes_on_and_another_is_refused(source: Path, tmp_pa
     )
     assert unmask.load(folder / "model").score("the fox").nats == first
     longer = replace(experiment, training=replace(experiment.training, warmup_steps=3))
-    with pytest.raises(ValueError, match=r"another experiment: training\.warmup was 2 and is now 3"):
+    with pytest.raises(ValueError, match=r"another experiment: training\.warmup_steps was 2 and is now 3"):
         run_experiment(longer, folder, Distributed())
     source.write_text(TEXT + "and runs")
     prepared = (folder / "corpus" / "manifest.json").read_bytes()
@@ -80,7 +82,7 @@ def test_a_run_from_before_a_setting_was_there_goes_on(source: Path, tmp_path: P
     (folder / "experiment.json").write_text(json.dumps(stated))
     assert run_experiment(experiment, folder, Distributed())
     other = override(experiment, "prepare.source.encoding=latin-1")
-    with pytest.raises(ValueError, match=r"options\.source\.encoding was 'utf-8' and is now 'latin-1'"):
+    with pytest.raises(ValueError, match=r"prepare\.source\.encoding was 'utf-8' and is now 'latin-1'"):
         run_experiment(other, folder, Distributed())
 
 
@@ -149,14 +151,14 @@ def test_a_unigram_start_predicts_tokens_as_often_as_they_occur(source: Path, tm
     """At once, and with no step taken: the loss of the first step is the text's entropy in bytes."""
     experiment = replace(tiny(source), unigram_bias_init=True, objective=MDLM(exact_mask_counts=True))
     experiment = replace(experiment, training=replace(experiment.training, batch_size=64))  # for a steady mean
-    corpus = _prepare_corpus(experiment, tmp_path / "run", Distributed())
+    corpus = prepare_corpus(experiment, RunFolder(tmp_path / "run"))
     run = build_trainer(experiment, corpus, Distributed())
     ids = corpus.splits["train"].read(0, corpus.splits["train"].num_tokens)
     counts = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
     entropy = -(counts * np.log(counts)).sum()
-    assert run.train_step()["loss"] == pytest.approx(entropy, rel=0.05)
+    assert run.step()["loss"] == pytest.approx(entropy, rel=0.05)
     plain = build_trainer(replace(experiment, unigram_bias_init=False), corpus, Distributed())
-    assert plain.train_step()["loss"] == pytest.approx(math.log(256), rel=0.01)
+    assert plain.step()["loss"] == pytest.approx(math.log(256), rel=0.01)
 
 
 def test_a_held_out_part_shorter_than_a_window_is_measured_as_it_is(source: Path, tmp_path: Path) -> None:

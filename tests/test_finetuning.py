@@ -16,9 +16,11 @@ from unmask.data.corpus import Corpus, PrepareConfig
 from unmask.data.loader import PromptCompletionRows
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.distributed import Distributed
-from unmask.experiment import Experiment, _prepare_corpus, build_trainer, load_ema_model, run_experiment
+from unmask.experiment import Experiment
 from unmask.objectives import MDLM, BlockDiffusion
+from unmask.run import build_trainer, load_ema_model, prepare_corpus, run_experiment
 from unmask.training.lora import LoRA
+from unmask.training.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +41,12 @@ def cats(base: Path, tmp_path: Path) -> Experiment:
 
 
 def test_a_run_begins_where_the_model_ended(base: Path, cats: Experiment, tmp_path: Path) -> None:
-    corpus = _prepare_corpus(cats, tmp_path / "run", Distributed())
+    corpus = prepare_corpus(cats, RunFolder(tmp_path / "run"))
     old, run = unmask.load(base), build_trainer(cats, corpus, Distributed())
     assert old.tokenizer is not None
     assert corpus.tokenizer.digest == old.tokenizer.digest
     for name, weight in old.denoiser.state_dict().items():
-        assert torch.equal(run.denoiser.state_dict()[name], weight)
+        assert torch.equal(run.model.state_dict()[name], weight)
     assert run_experiment(cats, tmp_path / "run", Distributed())
     text = "a cat sat on the mat"
     new = unmask.load(tmp_path / "run")
@@ -73,9 +75,9 @@ def test_another_objective_on_the_same_weights(base: Path, cats: Experiment, tmp
 
 def test_differences_of_low_rank(base: Path, cats: Experiment, tmp_path: Path) -> None:
     experiment = replace(cats, lora=LoRA(rank=2))
-    run = build_trainer(experiment, _prepare_corpus(experiment, tmp_path / "run", Distributed()), Distributed())
-    trainable = sum(weight.numel() for weight in run.denoiser.parameters() if weight.requires_grad)
-    assert trainable < 0.15 * sum(weight.numel() for weight in run.denoiser.parameters())
+    run = build_trainer(experiment, prepare_corpus(experiment, RunFolder(tmp_path / "run")), Distributed())
+    trainable = sum(weight.numel() for weight in run.model.parameters() if weight.requires_grad)
+    assert trainable < 0.15 * sum(weight.numel() for weight in run.model.parameters())
     assert run_experiment(experiment, tmp_path / "run", Distributed())
     old, new = unmask.load(base), unmask.load(tmp_path / "run")
     assert new.denoiser.state_dict().keys() == old.denoiser.state_dict().keys()
@@ -86,11 +88,11 @@ def test_differences_of_low_rank(base: Path, cats: Experiment, tmp_path: Path) -
         else:
             assert not difference.any()
     assert new.score("a cat sat on the mat").nats < old.score("a cat sat on the mat").nats
-    unmerged = unmask.LanguageModel(run.denoiser)
+    unmerged = unmask.LanguageModel(run.model)
     with pytest.raises(ValueError, match="not merged yet"):
         unmask.save(unmerged, tmp_path / "unmerged")
     with pytest.raises(ValueError, match="not merged yet"):
-        run.denoiser.to_bf16()
+        run.model.to_bf16()
 
 
 def test_prompts_and_answers(base: Path, tmp_path: Path) -> None:
@@ -129,9 +131,9 @@ def test_a_causal_network_of_another_library_is_opened(
     experiment = tiny(tmp_path / "cats.txt")
     training = replace(experiment.training, steps=30, attention_annealing=opening, save_every=30)
     experiment = replace(experiment, init_from=str(tmp_path / "llama"), lora=low_rank, training=training)
-    run = build_trainer(experiment, _prepare_corpus(experiment, tmp_path / "run", Distributed()), Distributed())
-    run.train_step()
-    assert run.denoiser.backbone.future_visibility == (1.0 if opening is None else 0.0)
+    run = build_trainer(experiment, prepare_corpus(experiment, RunFolder(tmp_path / "run")), Distributed())
+    run.step()
+    assert run.model.backbone.future_visibility == (1.0 if opening is None else 0.0)
     assert run_experiment(experiment, tmp_path / "run", Distributed())
     old, new = (unmask.load(tmp_path / name) for name in ("llama", "run"))
     assert new.denoiser.shift_logits

@@ -20,9 +20,10 @@ import unmask
 from test_experiment import TEXT, tiny
 from unmask.cli import main
 from unmask.distributed import Distributed
-from unmask.experiment import Experiment, load_ema_model, run_experiment
+from unmask.experiment import Experiment
 from unmask.io.locks import folder_lock
 from unmask.recipes import RECIPES
+from unmask.run import load_ema_model, run_experiment
 
 Told = tuple[int, str, str]
 
@@ -104,12 +105,12 @@ def test_no_whole_checkpoint_is_said_and_nothing_is_lost(run: Path, command: Cal
     before, metrics = contents(run), (run / "metrics.jsonl").read_bytes()
     code, out, err = command("train", "tiny", "--out", run)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.search(r"no checkpoint that is whole: .*step-00000006/\S+ is damaged.*step-00000003/\S+ is", err)
+    assert re.search(r"no intact checkpoint: .*step-00000006/\S+ is damaged.*step-00000003/\S+ is", err)
     assert "--restart to begin at step 1" in err
     assert contents(run) == before
     code, out, err = command("export", run, run.parent / "out")
     assert (code, out) == (2, "")
-    assert re.search(r"no checkpoint that is whole: .*step-00000006/\S+ is damaged", err)
+    assert re.search(r"no intact checkpoint: .*step-00000006/\S+ is damaged", err)
     code, out, err = command("train", "tiny", "--out", run, "--restart")
     assert code == 0
     assert f"starting anew; what was there is in {run / 'aside-1'}" in err
@@ -158,7 +159,10 @@ def test_nothing_is_measured_on_damaged_text(run: Path, command: Callable[..., T
 def test_resuming_and_having_finished_are_said(run: Path, command: Callable[..., Told]) -> None:
     code, out, err = command("train", "tiny", "--out", run)
     assert (code, out) == (0, f"{run / 'model'}\n")
-    assert err == f"already finished: 6 steps; the model is in {run / 'model'}, and --restart trains anew\n"
+    assert err == (
+        f"already finished: 6 steps; the model is in {run / 'model'}. --restart trains anew, and a larger"
+        " training.steps goes on\n"
+    )
     step_back(run)
     code, _, err = command("train", "tiny", "--out", run)
     assert code == 0
@@ -171,13 +175,13 @@ def test_a_signal_says_that_it_was_saved(
     from unmask.training.trainer import Trainer
 
     step_back(run)
-    take_step = Trainer.train_step
+    take_step = Trainer.step
 
     def interrupted(self: Trainer) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGINT)
         return take_step(self)
 
-    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    monkeypatch.setattr(Trainer, "step", interrupted)
     code, _, err = command("train", "tiny", "--out", run)
     assert code == 3
     assert err.endswith("saved at step 4, stopping (give the same command again to go on)\n")
@@ -232,9 +236,7 @@ def test_a_refused_run_leaves_nothing(
         "nowhere.txt": replace(start, sources=("nowhere.txt",)),
         "pairs.jsonl": replace(start, sources=(str(tmp_path / "pairs.jsonl"),)),
         "loud.txt": replace(experiment, tokenizer="text8", sources=(str(tmp_path / "loud.txt"),)),
-        "attention_annealing is for networks": replace(
-            start, training=replace(start.training, attention_annealing=0.5)
-        ),
+        "attention_annealing needs a causal": replace(start, training=replace(start.training, attention_annealing=0.5)),
         "needs text": replace(experiment, sources=()),
         "goes on from a model": replace(experiment, init_from=""),
     }
@@ -244,8 +246,8 @@ def test_a_refused_run_leaves_nothing(
         assert sorted(entry.name for entry in tmp_path.iterdir()) == ["loud.txt", "pairs.jsonl"], sentence
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("keep")
-    with pytest.raises(ValueError, match="attention_annealing is for networks"):
-        run_experiment(refused["attention_annealing is for networks"], tmp_path / "mine", Distributed())
+    with pytest.raises(ValueError, match="attention_annealing needs a causal"):
+        run_experiment(refused["attention_annealing needs a causal"], tmp_path / "mine", Distributed())
     assert contents(tmp_path / "mine") == {"notes": b"keep"}
     assert run_experiment(experiment, tmp_path / "mine", Distributed())
 

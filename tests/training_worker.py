@@ -16,12 +16,15 @@ import torch
 from unmask import MDLM, BlockDiffusion, DiTConfig, ModelConfig, Vocab
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed, init_distributed
-from unmask.training import checkpoint
+from unmask.training.checkpoint import CheckpointStore
+from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import VarianceClipping
+from unmask.training.denoising import build_denoising_trainer
 from unmask.training.logger import TrainingLogger
+from unmask.training.loop import train
 from unmask.training.optim import Muon
 from unmask.training.parallelism import FSDP
-from unmask.training.trainer import Trainer, TrainingConfig, train
+from unmask.training.trainer import Trainer
 
 TRAINING = TrainingConfig(
     steps=12,
@@ -62,7 +65,8 @@ def build_trainer(
     torch.manual_seed(0)
     backbone = DiTConfig(width=32, depth=2, heads=2, max_length=16, dropout=dropout)
     denoise = ModelConfig(Vocab(7, 6), backbone, objective).build()
-    return Trainer(denoise, denoise.objective, Loader(CycleTokens(), Wrapped(16), settings.batch_size), settings, where)
+    loader = Loader(CycleTokens(), Wrapped(16), settings.batch_size)
+    return build_denoising_trainer(denoise, objective, loader, settings, where)
 
 
 def limit_memory(run: Trainer) -> None:
@@ -70,7 +74,7 @@ def limit_memory(run: Trainer) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 2**27
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    run.denoiser.register_forward_pre_hook(lambda *_: torch.empty(2**28, dtype=torch.uint8).numel() and None)
+    run.model.register_forward_pre_hook(lambda *_: torch.empty(2**28, dtype=torch.uint8).numel() and None)
 
 
 def main() -> None:
@@ -87,10 +91,11 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with init_distributed() as where:
         run = build_trainer(settings, dropout, where, BLOCKS if blocks else MDLM())
-        path, _ = checkpoint.latest(folder)
-        if path is not None:
-            run.load_checkpoint(path)
-        take_step, real_rename = run.train_step, Path.rename
+        checkpoints = CheckpointStore(folder, where)
+        newest, _ = checkpoints.latest()
+        if newest is not None:
+            run.load_checkpoint(checkpoints, newest)
+        take_step, real_rename = run.step, Path.rename
 
         def step() -> dict[str, float]:
             if run.state.step == kill_at:
@@ -104,11 +109,11 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real_rename(self, target)
 
-        run.train_step = step  # type: ignore[method-assign]
+        run.step = step  # type: ignore[method-assign]
         if kill_in_save:
             Path.rename = rename  # type: ignore[method-assign, assignment]
         with TrainingLogger(folder, settings.steps, run.state.step, quiet=not where.is_main) as log:
-            finished = train(run, folder, log)
+            finished = train(run, checkpoints, log)
     if report_frames:
         from torch._dynamo.utils import counters
 

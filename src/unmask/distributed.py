@@ -1,4 +1,4 @@
-"""The processes that share a piece of work: torchrun's world, how its ranks agree, and how they leave."""
+"""Process groups and collectives: the ranks that torchrun started, what they sum, and how they exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks, writes and logs for all."""
+        """Whether this rank writes and logs for all."""
         return self.rank == 0
 
     def shard(self, global_batch_size: int) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class Distributed:
         return first, global_batch_size * (self.rank + 1) // self.world_size - first
 
     def microbatches(self, global_batch_size: int, max_size: int | None) -> list[tuple[int, int]]:
-        """This rank's rows in micro-batches (first, count) of at most `largest`: as many on every rank."""
+        """This rank's rows in micro-batches (first, count) of at most `max_size`: as many on every rank."""
         first, count = self.shard(global_batch_size)
         longest = -(-global_batch_size // self.world_size)
         number = 1 if max_size is None else -(-longest // max_size)
@@ -50,19 +50,23 @@ class Distributed:
 
     def all_reduce_scalars(self, *values: float) -> list[float]:
         """Each value summed over the ranks."""
+        if self.world_size == 1:
+            return [float(value) for value in values]
         summed: list[float] = self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
         return summed
 
     def all_reduce_max(self, value: float) -> float:
         """The largest of the ranks' values."""
+        if self.world_size == 1:
+            return value
         return float(self._all_reduce(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.MAX))
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is up on some rank: all must act alike."""
+        """Whether the flag is set on any rank."""
         return self.all_reduce_max(float(flag)) > 0
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
         if self.world_size > 1:
             dist.barrier()
 

@@ -11,10 +11,10 @@ from unmask.data.loader import PerDocument, PromptCompletionRows, Wrapped
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM
+from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening
 from unmask.training.lora import LoRA
 from unmask.training.optim import AdamW, LinearDecay, Muon
-from unmask.training.trainer import TrainingConfig
 
 _MDLM_TRAINING = TrainingConfig(
     steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup_steps=2500, ema_decay=0.9999

@@ -116,6 +116,9 @@ class Batch:
                 f" into a global batch of {self.resolved_global_batch_size} rows"
             )
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
     @property
     def resolved_global_batch_size(self) -> int:
         """Sequences in the step's global batch."""
@@ -149,9 +152,14 @@ class Batch:
         """The first `length` tokens of every row."""
         return self._replace_tensors({name: tensor[:, :length] for name, tensor in self._named_tensors().items()})
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
-        return self._replace_tensors({name: tensor.to(device) for name, tensor in self._named_tensors().items()})
+        tensors = self._named_tensors().items()
+        return self._replace_tensors({name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors})
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, from which it is copied to a GPU asynchronously."""
+        return self._replace_tensors({name: tensor.pin_memory() for name, tensor in self._named_tensors().items()})
 
     def _named_tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}

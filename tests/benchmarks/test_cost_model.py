@@ -21,10 +21,11 @@ from benchmarks.side_by_side import RandomTokens
 from saved_tensors import count_saved_tensors
 from unmask import MDLM, DiTConfig
 from unmask.data.loader import Loader, Wrapped
-from unmask.distributed import Distributed
 from unmask.model import ModelConfig
 from unmask.ops import cpu_attention as mixing
-from unmask.training.trainer import Trainer, TrainingConfig
+from unmask.training.config import TrainingConfig
+from unmask.training.loss import DenoisingLoss
+from unmask.training.trainer import Trainer
 from unmask.types import Vocab
 
 SMALL = ModelShape("small", depth=3, width=64, vocab=512, length=64)
@@ -42,9 +43,9 @@ def test_flops_are_those_that_are_counted_in_a_step() -> None:
     denoise = ModelConfig(Vocab(SMALL.vocab, 511), backbone, MDLM()).build().train()
     text = RandomTokens.generate(1 << 14, SMALL.vocab)
     settings = TrainingConfig(steps=4, batch_size=32, bf16=False)
-    run = Trainer(denoise, MDLM(), Loader(text, Wrapped(SMALL.length), 32), settings, Distributed())
+    run = Trainer(denoise, DenoisingLoss(MDLM()), Loader(text, Wrapped(SMALL.length), 32), settings)
     torch.manual_seed(0)
-    run.train_step()
+    run.step()
     assert run.state.flops_per_token == pytest.approx(SMALL.flops_per_token, rel=0.08)
 
 

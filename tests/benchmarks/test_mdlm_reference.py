@@ -34,7 +34,7 @@ from unmask.data.corpus import PrepareConfig
 from unmask.data.loader import Wrapped
 from unmask.experiment import Experiment
 from unmask.objectives.base import corrupt_batch
-from unmask.training.trainer import TrainingConfig
+from unmask.training.config import TrainingConfig
 from unmask.types import Batch
 
 SIZE = ModelSize(vocab=13, depth=2, width=32, length=12, heads=2)
@@ -156,7 +156,7 @@ def test_its_score_is_ours() -> None:
 def test_both_are_stepped_on_the_same_text() -> None:
     trainer, run = baseline_trainer(SIZE), unmask_trainer(SIZE, batch=4)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
-    assert abs(trainer.step(random_batch(SIZE, 4)) - run.train_step()["loss"]) < 2
+    assert abs(trainer.step(random_batch(SIZE, 4)) - run.step()["loss"]) < 2
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import tiny_models
 import unmask
-from unmask.hardware import host_memory as room
+from unmask.hardware import memory as room
 from unmask.sampling import RandomOrder
 
 MILLION, HUGE = str(10**6), str(10**20)

@@ -133,7 +133,7 @@ def test_a_run_that_a_signal_stopped_exits_with_3(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for finished, code in ((False, 3), (True, 0)):
-        monkeypatch.setattr("unmask.experiment.run_experiment", lambda *_, finished=finished, **__: finished)
+        monkeypatch.setattr("unmask.run.run_experiment", lambda *_, finished=finished, **__: finished)
         assert command("train", "stdlib-tiny", "--out", str(tmp_path)).code == code
 
 

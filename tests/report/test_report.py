@@ -18,7 +18,7 @@ from unmask.backbones.dit import DiTConfig
 from unmask.data.corpus import Corpus, PrepareConfig
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
-from unmask.experiment import Experiment, run_experiment
+from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.objectives import MDLM, SEDD, NextToken
 from unmask.report import ReportConfig, write_report
@@ -29,8 +29,9 @@ from unmask.report.plots import make_plots
 from unmask.report.plotting import Plot
 from unmask.report.samples import RevealedSample, RevealedToken
 from unmask.report.step_bounds import step_bounds
+from unmask.run import run_experiment
+from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW
-from unmask.training.trainer import TrainingConfig
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
 QUICK = ReportConfig(windows=4, replicates=2, sweep_windows=2, sweep_replicates=2, samples=2, steps=4)

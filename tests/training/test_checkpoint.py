@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.distributed import Distributed
-from unmask.training import checkpoint
+from unmask.training.checkpoint import CheckpointStore
 from unmask.training.logger import TrainingLogger
 
 
 def saved(folder: Path, *steps: int) -> list[Path]:
-    return [checkpoint.save(folder, step, {"w": torch.ones(4)}, {"step": step}, Distributed()) for step in steps]
+    store = CheckpointStore(folder)
+    return [store.save(step, {"w": torch.ones(4)}, {"step": step}) for step in steps]
 
 
 def damage(path: Path) -> None:
@@ -33,8 +33,8 @@ def names(folder: Path) -> list[str]:
 def test_a_manifest_that_lists_nothing_is_not_whole(tmp_path: Path, contents: str) -> None:
     _, last = saved(tmp_path, 1, 2)
     (last / "manifest.json").write_text(contents)
-    path, skipped = checkpoint.latest(tmp_path)
-    assert path == tmp_path / "step-00000001"
+    step, skipped = CheckpointStore(tmp_path).latest()
+    assert step == 1
     assert str(last) in skipped[0]
     assert "damaged" in skipped[0]
 
@@ -48,31 +48,32 @@ def test_a_manifest_that_lacks_a_file_is_not_whole(tmp_path: Path, lost: str, fi
     (only / "manifest.json").write_text(json.dumps(sums))
     if file_too:
         (only / lost).unlink()
-    assert checkpoint.integrity_error(only) == f"{only / 'manifest.json'} is damaged: it says nothing of {lost}"
+    error = CheckpointStore(tmp_path).integrity_error(1)
+    assert error == f"{only / 'manifest.json'} is damaged: it does not list {lost}"
 
 
 def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     """Two damaged ones that are the newest push out nothing, and go when there are enough newer ones."""
     for damaged in saved(tmp_path, 1, 2, 7, 8)[2:]:
         damage(damaged)
-    checkpoint.delete_old(tmp_path, 2, set())
+    CheckpointStore(tmp_path).delete_old(2)
     assert names(tmp_path) == [f"step-{step:08d}" for step in (1, 2, 7, 8)]
     saved(tmp_path, 3)
-    checkpoint.delete_old(tmp_path, 2, set())
+    CheckpointStore(tmp_path).delete_old(2)
     assert names(tmp_path) == [f"step-{step:08d}" for step in (2, 3, 7, 8)]
     saved(tmp_path, 9, 10)
-    checkpoint.delete_old(tmp_path, 2, set())
+    CheckpointStore(tmp_path).delete_old(2)
     assert names(tmp_path) == ["step-00000009", "step-00000010"]
 
 
 def test_a_checkpoint_is_read_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: set[Path] = set()
-    real, read = checkpoint.integrity_error, list[str]()
+    store, read = CheckpointStore(tmp_path), list[int]()
+    real = store.integrity_error
     saved(tmp_path, 1, 2)
-    monkeypatch.setattr(checkpoint, "_integrity_error", lambda path: (read.append(path.name), real(path))[1])
-    checkpoint.delete_old(tmp_path, 2, known)
-    checkpoint.delete_old(tmp_path, 2, known)
-    assert read == ["step-00000002", "step-00000001"]
+    monkeypatch.setattr(store, "integrity_error", lambda step: (read.append(step), real(step))[1])
+    store.delete_old(2)
+    store.delete_old(2)
+    assert read == [2, 1]
 
 
 def test_a_link_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
@@ -81,14 +82,14 @@ def test_a_link_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "step-00000001").symlink_to(moved)
     (folder / "step-00000000").symlink_to(tmp_path / "nowhere")
-    assert checkpoint.latest(folder) == (folder / "step-00000001", [])
+    assert CheckpointStore(folder).latest() == (1, [])
     saved(folder, 2, 3)
-    checkpoint.delete_old(folder, 2, set())
+    CheckpointStore(folder).delete_old(2)
     assert names(folder) == ["step-00000002", "step-00000003"]
-    assert checkpoint.integrity_error(moved) is None
+    assert CheckpointStore(elsewhere).integrity_error(1) is None
     (folder / "step-00000004").symlink_to(tmp_path / "nowhere")
     saved(folder, 4)
-    assert checkpoint.latest(folder) == (folder / "step-00000004", [])
+    assert CheckpointStore(folder).latest() == (4, [])
 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_killed_processes_left_is_swept_up(tmp_path: Path) -> None:
     (tmp_path / ".step-00000007.writing").mkdir()
     saved(tmp_path, 1)
-    checkpoint.remove_leftovers(tmp_path)
+    CheckpointStore(tmp_path).remove_leftovers()
     assert names(tmp_path) == ["step-00000001"]
 
 
@@ -117,11 +118,11 @@ def test_what_is_set_aside_is_never_written_over(tmp_path: Path) -> None:
     for n in (1, 2):
         saved(tmp_path, 1)
         (tmp_path / "metrics.jsonl").write_text(str(n))
-        assert checkpoint.set_aside(tmp_path, "metrics.jsonl", "absent") == tmp_path / f"aside-{n}"
+        assert CheckpointStore(tmp_path).set_aside("metrics.jsonl", "absent") == tmp_path / f"aside-{n}"
     assert names(tmp_path) == ["aside-1", "aside-2"]
     assert names(tmp_path / "aside-1") == ["metrics.jsonl", "step-00000001"]
     assert (tmp_path / "aside-1" / "metrics.jsonl").read_text() == "1"
-    assert checkpoint.set_aside(tmp_path, "metrics.jsonl") is None
+    assert CheckpointStore(tmp_path).set_aside("metrics.jsonl") is None
 
 
 def test_broken_lines_lock_nobody_out(tmp_path: Path) -> None:

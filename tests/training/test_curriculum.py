@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import tiny_models
+import training_worker as worker
 from unmask import MDLM, Batch, BlockDiffusion, NextToken
 from unmask.diffusion.time_sampling import ClippedTimes
+from unmask.distributed import Distributed
 from unmask.training.curriculum import TIME_BINS, TimeWidening, VarianceClipping, loss_moments
+from unmask.training.loss import DenoisingLoss
+from unmask.training.trainer import Trainer
 
 
 def test_it_widens_in_a_straight_line_to_the_objective_itself() -> None:
     curriculum, objective = TimeWidening(low=0.2, high=0.4, end_fraction=0.5), MDLM(exact_mask_counts=True)
-    assert curriculum.objective_at(objective, 0.0, ClippedTimes()) == MDLM(
-        exact_mask_counts=True, times=ClippedTimes(0.2, 0.4)
-    )
-    halfway = curriculum.objective_at(objective, 0.25, ClippedTimes()).times
+    hook = curriculum.build_hook(objective, None)
+
+    def objective_at(progress: float) -> MDLM:
+        trainer = SimpleNamespace(progress=progress, loss_fn=None)
+        hook.before_step(trainer)
+        return trainer.loss_fn.objective
+
+    assert objective_at(0.0) == MDLM(exact_mask_counts=True, times=ClippedTimes(0.2, 0.4))
+    halfway = objective_at(0.25).times
     assert isinstance(halfway, ClippedTimes)
     assert (halfway.low, halfway.high) == pytest.approx((0.1, 0.7))
-    assert curriculum.objective_at(objective, 0.5, ClippedTimes()) is objective
-    assert curriculum.objective_at(objective, 0.99, ClippedTimes()) is objective
+    assert objective_at(0.5) == objective
+    assert objective_at(0.99) == objective
 
 
 def test_bad_settings_are_refused() -> None:
@@ -29,7 +41,7 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="share of the run"):
         TimeWidening(end_fraction=0.0)
     with pytest.raises(ValueError, match="not NextToken"):
-        TimeWidening().objective_at(NextToken(), 0.1, ClippedTimes())
+        TimeWidening().build_hook(NextToken(), None)
 
 
 def moments(variances: list[float]) -> torch.Tensor:
@@ -70,10 +82,25 @@ def test_losses_are_sorted_by_their_time(objective: BlockDiffusion | MDLM) -> No
 
 
 def test_clipping_changes_the_times_and_nothing_else() -> None:
-    curriculum, objective = VarianceClipping(every=10), BlockDiffusion(block_size=3)
-    assert [step for step in range(31) if curriculum.needs_measurement(step)] == [0, 10, 20, 30]
-    part = ClippedTimes(0.3, 0.8)
-    assert curriculum.objective_at(objective, 0.5, part) == BlockDiffusion(block_size=3, times=part)
+    """They are measured every ten steps; between, and after a resume, those of the last measurement hold."""
+    settings = replace(worker.TRAINING, curriculum=VarianceClipping(every=10, batches=1), steps=21)
+    trainer = worker.build_trainer(settings, 0.0, Distributed(), worker.BLOCKS)
+    (hook,) = trainer.hooks
+    measured, times, measure = [], [], hook._measure
+
+    def noted(trainer: Trainer) -> ClippedTimes:
+        measured.append(trainer.state.step)
+        return measure(trainer)
+
+    hook._measure = noted
+    for _ in range(21):
+        trainer.step()
+        assert trainer.loss_fn == DenoisingLoss(replace(worker.BLOCKS, times=ClippedTimes(**hook.state_dict())))
+        times.append(hook.state_dict())
+    assert measured == [0, 10, 20]
+    resumed = VarianceClipping().build_hook(worker.BLOCKS, trainer.batches)
+    resumed.load_state_dict(hook.state_dict())
+    assert resumed.state_dict() == times[-1] != {"low": 0.0, "high": 1.0}
     for bad, words in (({"every": 0}, "at least 1"), ({"min_width": 1.5}, "a width from")):
         with pytest.raises(ValueError, match=words):
             VarianceClipping(**bad)

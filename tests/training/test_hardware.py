@@ -19,15 +19,11 @@ import training_worker as worker
 from unmask import MDLM, DiTConfig, ModelConfig, Vocab
 from unmask.context import Context
 from unmask.distributed import Distributed
-from unmask.hardware.flops import (
-    ThroughputMeter,
-    compile_blocks,
-    count_flops,
-    is_out_of_memory,
-    measure_peak_flops,
-    oom_advice,
-)
+from unmask.hardware.flops import count_flops, measure_peak_flops
+from unmask.hardware.memory import is_out_of_memory, oom_advice
+from unmask.training.compile import compile_blocks
 from unmask.training.optim import AdamW, Muon
+from unmask.training.throughput import ThroughputMeter
 
 WORKER = Path(worker.__file__)
 WIDTH, DEPTH, LENGTH, VOCABULARY, ROWS = 64, 3, 48, 130, 4
@@ -126,7 +122,7 @@ def test_the_peak_is_that_of_a_large_product_and_soon_found() -> None:
 
 
 def test_pace_is_work_over_time_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.hardware.flops.measure_peak_flops", lambda *_: 1000.0)
+    monkeypatch.setattr("unmask.training.throughput.measure_peak_flops", lambda *_: 1000.0)
     pace = ThroughputMeter(Distributed(), False, tokens=100, flops=1e6)
     pace.seconds = 2.0
     assert pace.metrics(130, 1e6 + 500) == {"tokens_per_second": 15.0, "mfu": 0.25}
@@ -194,9 +190,9 @@ def test_what_counts_as_out_of_memory() -> None:
 
 FREED = """
 import resource, sys
-from unmask.hardware.flops import keep_freed_memory
+from unmask.hardware.memory import retain_freed_memory
 if "keep" in sys.argv:
-    keep_freed_memory()
+    retain_freed_memory()
 for turn in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     b"x" * (turn + (1 << 26))

@@ -24,10 +24,13 @@ from unmask.backbones.dit import LlamaBlock, LocalInit
 from unmask.config import from_json, to_json
 from unmask.data.loader import Loader, PromptCompletionRows
 from unmask.distributed import Distributed, init_distributed
+from unmask.training.checkpoint import CheckpointStore
+from unmask.training.config import TrainingConfig
+from unmask.training.denoising import build_denoising_trainer
 from unmask.training.lora import LoRA, merge_lora
 from unmask.training.optim import AdamW, AnyOptimizer, Muon
 from unmask.training.parallelism import DDP, FSDP
-from unmask.training.trainer import Trainer, TrainingConfig
+from unmask.training.trainer import Trainer
 
 END, MASK = 0, 9
 SMALL = DiTConfig(width=32, depth=2, heads=2, max_length=16, dropout=0.0)
@@ -94,7 +97,7 @@ def moved(denoiser: nn.Module) -> None:
 def run_of(denoiser: Any, where: Distributed = Distributed(), **changes: Any) -> Trainer:  # noqa: B008
     settings = replace(SETTINGS, **changes)
     loader = Loader(Stream(), PromptCompletionRows(16), settings.batch_size)
-    return Trainer(denoiser, denoiser.objective, loader, settings, where)
+    return build_denoising_trainer(denoiser, denoiser.objective, loader, settings, where)
 
 
 def answers(denoiser: Any) -> Tensor:
@@ -194,8 +197,8 @@ def nats_per_token(run: Trainer) -> float:
     """Of some batches, always the same and with the same noise."""
     nats = counted = 0.0
     for step in range(8):
-        batch, random = run.loader.batch(step), torch.Generator().manual_seed(step)
-        nats += float(run.objective.token_nll(run.denoiser, batch, random).sum())
+        batch, random = run.batches.batch(step, 0, run.config.batch_size), torch.Generator().manual_seed(step)
+        nats += float(run.model.objective.token_nll(run.model, batch, random).sum())
         counted += float(batch.loss_mask.sum())
     return nats / counted
 
@@ -208,11 +211,11 @@ def test_fine_tuning_learns_pairs_and_leaves_the_network_alone(optimizer: AnyOpt
     shown: list[tuple[Tensor, int]] = []
     hook = denoise.register_forward_pre_hook(lambda _, given: shown.append((given[0], run.state.step)))
     for _ in range(40):
-        run.train_step()
+        run.step()
     hook.remove()
     assert nats_per_token(run) < 0.4 * at_first
     for z, step in shown:
-        batch = run.loader.batch(step)
+        batch = run.batches.batch(step, 0, run.config.batch_size)
         assert batch.prompt_mask is not None
         assert torch.equal(z[batch.prompt_mask], batch.tokens[batch.prompt_mask]), "a prompt is never hidden"
         assert bool((z == MASK).any())
@@ -228,16 +231,16 @@ def test_fine_tuning_learns_pairs_and_leaves_the_network_alone(optimizer: AnyOpt
 def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     one = run_of(adapted())
     for _ in range(3):
-        one.train_step()
-    one.save_checkpoint(tmp_path)
+        one.step()
+    one.save_checkpoint(CheckpointStore(tmp_path))
     two = run_of(adapted())
-    two.load_checkpoint(tmp_path / "step-00000003")
-    assert [one.train_step()["loss"] for _ in range(3)] == [two.train_step()["loss"] for _ in range(3)]
+    two.load_checkpoint(CheckpointStore(tmp_path), 3)
+    assert [one.step()["loss"] for _ in range(3)] == [two.step()["loss"] for _ in range(3)]
     averages = []
     for run in (one, two):
-        run.ema.copy_to(run.denoiser)
-        merge_lora(run.denoiser)
-        averages.append(run.denoiser.state_dict())
+        run.model.load_state_dict(run.ema.weights, strict=False)
+        merge_lora(run.model)
+        averages.append(run.model.state_dict())
     assert all(torch.equal(weight, averages[1][name]) for name, weight in averages[0].items())
     fresh = network().state_dict()
     assert not torch.equal(averages[0]["backbone.blocks.0.mlp.0.weight"], fresh["backbone.blocks.0.mlp.0.weight"])
@@ -250,7 +253,7 @@ def test_computing_again_and_copying_change_nothing() -> None:
         run_of(adapted(), gradient_checkpointing=True),
         run_of(copy.deepcopy(adapted())),
     ]
-    curves = [[run.train_step()["loss"] for _ in range(3)] for run in runs]
+    curves = [[run.step()["loss"] for _ in range(3)] for run in runs]
     assert curves[0] == curves[1] == curves[2]
 
 
@@ -282,13 +285,13 @@ def test_it_is_json() -> None:
 def curve_of(where: Distributed, parallelism: DDP | FSDP, folder: Path) -> list[float]:
     """Four steps, saved after two, of a network that was spread over the ranks."""
     denoise = adapted()
-    run = run_of(denoise, where, parallelism=parallelism, recompute=isinstance(parallelism, FSDP))
+    run = run_of(denoise, where, parallelism=parallelism, gradient_checkpointing=isinstance(parallelism, FSDP))
     before = {name: whole(weight) for name, weight in base_of(denoise).items()}
     losses = []
     for step in range(4):
         if step == 2:
-            run.save_checkpoint(folder)
-        losses.append(run.train_step()["loss"])
+            run.save_checkpoint(CheckpointStore(folder, where))
+        losses.append(run.step()["loss"])
     assert all(torch.equal(before[name], whole(weight)) for name, weight in base_of(denoise).items())
     return losses
 
@@ -318,8 +321,8 @@ def test_ranks_give_the_same_curve_and_checkpoints_move_between_them(tmp_path: P
         found = json.loads((tmp_path / name / "losses.json").read_text())
         assert found == pytest.approx(alone, abs=1e-5)
         run = run_of(adapted())
-        run.load_checkpoint(tmp_path / name / "step-00000002")
-        assert [run.train_step()["loss"] for _ in range(2)] == pytest.approx(alone[2:], abs=1e-5)
+        run.load_checkpoint(CheckpointStore(tmp_path / name), 2)
+        assert [run.step()["loss"] for _ in range(2)] == pytest.approx(alone[2:], abs=1e-5)
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def test_memory_that_runs_out_leaves_the_checkpoint_whole(whole: Path, tmp_path:
     last = starved.stderr.strip().splitlines()[-1]
     assert "OutOfMemoryError: memory ran out after step 5: 2 rows at once were too many" in last
     assert "try microbatch_size=1, which means the same" in last
-    assert last.endswith(f"the checkpoint {tmp_path / 'step-00000004'} is whole")
+    assert last.endswith(f"the checkpoint {tmp_path / 'step-00000004'} is intact")
     assert run(tmp_path, dropout=0.2) == 0
     assert losses(tmp_path) == losses(whole)
 

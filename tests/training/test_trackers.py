@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from unmask.config import from_json, to_json
+from unmask.training.config import TrainingConfig
 from unmask.training.logger import TrainingLogger
 from unmask.training.trackers import TensorBoard, Tracker, WandB
-from unmask.training.trainer import TrainingConfig
 
 FIGURES = {"loss": 2.5, "tokens_per_second": 100.0}
 
@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
 def test_a_tracker_that_cannot_close_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingLogger(tmp_path, 9, 0, trackers=(Unplugged(),)):  # type: ignore[arg-type]
         pass
-    assert "Unplugged failed and gets no more figures; metrics.jsonl does" in capsys.readouterr().err
+    assert "Unplugged failed and gets no more metrics; metrics.jsonl still does" in capsys.readouterr().err
 
 
 def test_only_the_rank_that_speaks_opens_trackers(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def infill(
 
 def set_dtype(lm: LanguageModel, dtype: DtypeName) -> str:
     """Make the model compute with what was asked for, and as fast as it can; what that is."""
-    from unmask.hardware.flops import bf16_is_faster
+    from unmask.hardware.precision import bf16_is_faster
 
     bf16, where = dtype == "bfloat16", lm.distributed
     if dtype == "auto":

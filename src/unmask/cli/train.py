@@ -153,8 +153,8 @@ def train(
     from unmask.cli.progress import progress
     from unmask.data.readers import Sources
     from unmask.distributed import init_distributed
-    from unmask.experiment import run_experiment
     from unmask.objectives import OBJECTIVES
+    from unmask.run import run_experiment
     from unmask.training.lora import LoRA
 
     recipes_own = experiment = _load_experiment(recipe)
@@ -238,8 +238,8 @@ def export(
         language: Codes of the languages that it writes, for its card: en, de.
     """
     from unmask.cli.progress import heartbeat
-    from unmask.experiment import load_ema_model, read_card_metadata
     from unmask.pretrained import CardMetadata, export_onnx, save
+    from unmask.run import load_ema_model, read_card_metadata
 
     onnx = out.suffix == ".onnx"
     if format == "upstream" and onnx:
@@ -278,6 +278,7 @@ def _load_experiment(recipe: str) -> Experiment:
     """A named experiment, or one from a file."""
     from unmask.experiment import Experiment
     from unmask.recipes import RECIPES
+    from unmask.training.run_folder import settings_of
 
     path = Path(recipe)
     if path.suffix != ".json":
@@ -286,7 +287,7 @@ def _load_experiment(recipe: str) -> Experiment:
         raise ValueError(f"{path} cannot be read: No such file or directory")
     stated = read_json(path)
     if isinstance(stated, dict):
-        stated.pop("corpus", None)  # a run notes which text it saw; which one it takes is in `sources`
+        stated = settings_of(stated)
         if isinstance(stated.get("backbone"), dict):
             stated["backbone"].setdefault("kind", "DiTConfig")  # as people may leave out
     experiment: Experiment = from_json(Experiment, stated, str(path))

@@ -21,7 +21,7 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.distributed import Distributed
 from unmask.guidance import AllowedTokens, Guidance, GuidanceFn
-from unmask.hardware.host_memory import check_memory
+from unmask.hardware.memory import check_memory
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model.denoiser import Denoiser, ModelConfig

@@ -12,15 +12,16 @@ from typing import Any, TypeAlias
 from unmask.config import from_json
 from unmask.data.corpus import Corpus
 from unmask.evaluation.evaluate import evaluate_corpus, num_windows
-from unmask.experiment import Experiment, load_ema_model
+from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig
 from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.provenance import collect_provenance
-from unmask.report.run_log import Curves, SampleEval, read_curves, read_experiment, read_sample_evals
+from unmask.report.run_log import Curves, SampleEval, read_curves, read_sample_evals
 from unmask.report.samples import RevealedSample, generate_samples
 from unmask.report.step_bounds import VALID_SPLIT, StepBound, step_bounds, why_no_step_bounds
-from unmask.training import checkpoint
+from unmask.run import load_ema_model
+from unmask.training.run_folder import RunFolder
 
 _STEP_COUNTS = tuple(2**k for k in range(10))
 """The numbers of steps whose bounds are compared."""
@@ -134,10 +135,8 @@ def no_progress(_what: str, _total: int | None, _unit: str) -> Iterator[Callable
 
 def collect(run: Path, config: ReportConfig, progress: ProgressContext = no_progress) -> ReportData:
     """Read the run's folder and measure its model, the newest there is."""
-    stated = read_experiment(run)
-    experiment: Experiment = from_json(
-        Experiment, {key: value for key, value in stated.items() if key != "corpus"}, str(run)
-    )
+    stated = RunFolder(run).read_settings()
+    experiment: Experiment = from_json(Experiment, stated, str(run))
     curves, judged = read_curves(run), read_sample_evals(run)
     corpus = Corpus.open(run / "corpus", verify=False)
     if VALID_SPLIT in corpus.splits:
@@ -181,11 +180,11 @@ def collect(run: Path, config: ReportConfig, progress: ProgressContext = no_prog
 def _load_model(run: Path, experiment: Experiment, curves: Curves) -> tuple[LanguageModel, RunStatus]:
     """The finished model, or that of the newest checkpoint."""
     steps = experiment.training.steps
-    if (run / "model").is_dir():
-        return load(run / "model"), RunStatus(True, steps, steps, steps)
+    folder = RunFolder(run)
+    if folder.is_finished(steps):
+        return load(folder.model), RunStatus(True, steps, steps, steps)
     lm, _ = load_ema_model(run)
-    newest, _ = checkpoint.latest(run)
-    measured = int(newest.name.removeprefix("step-")) if newest is not None else 0
+    measured = folder.checkpoints.latest()[0] or 0
     return lm, RunStatus(False, max(measured, *curves.step[-1:], 0), steps, measured)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from unmask.io.untrusted import read_json
 
-_METRICS_FILE, _EXPERIMENT_FILE = "metrics.jsonl", "experiment.json"
+_METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,6 @@ class SampleEval:
     entropy_error: float | None
     seconds: float
     reference_model: str | None
-
-
-def read_experiment(run: Path) -> dict[str, Any]:
-    """`experiment.json` as it stands."""
-    path = run / _EXPERIMENT_FILE
-    if not path.is_file():
-        raise ValueError(f"{run} is not the folder of a run: it has no {_EXPERIMENT_FILE}")
-    settings = read_json(path)
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} must hold the settings of an experiment; got {type(settings).__name__}")
-    return settings
 
 
 def read_curves(run: Path) -> Curves:

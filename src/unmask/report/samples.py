@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from unmask.data.tokenizers import Tokenizer, token_texts
-from unmask.hardware.host_memory import check_memory
+from unmask.hardware.memory import check_memory
 from unmask.model import LanguageModel
 from unmask.sampling.canvas import Canvas, blank_canvas
 from unmask.sampling.trace import Trace, record_trace

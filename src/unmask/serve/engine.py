@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask.diffusion.denoiser import DenoiserLike
-from unmask.hardware.flops import is_out_of_memory
+from unmask.hardware.memory import is_out_of_memory
 from unmask.model import LanguageModel
 from unmask.serve.metrics import Metrics
 from unmask.serve.scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start

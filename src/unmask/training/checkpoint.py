@@ -32,127 +32,143 @@ _DCP_METADATA_FILE, _DCP_SUFFIX, _WRITING_SUFFIX = ".metadata", ".distcp", ".wri
 _STEP_FOLDER = re.compile(r"step-(\d{8})")
 
 
-def save(folder: Path, step: int, tensors: dict[str, Any], state: dict[str, Any], distributed: Distributed) -> Path:
-    """Write the checkpoint of `step`: all of it or, if anything fails, nothing."""
-    final = checkpoint_path(folder, step)
-    if not distributed.any_rank(integrity_error(final) is not None):
+class CheckpointStore:
+    """The checkpoints of a run, in its folder."""
+
+    def __init__(self, folder: Path, distributed: Distributed = Distributed()) -> None:  # noqa: B008
+        self.folder, self.distributed = folder, distributed
+        self._verified: set[int] = set()
+
+    def path(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
+        return self.folder / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, damaged ones included, the newest first."""
+        names = [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
+        return sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
+
+    def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
+        """Write the checkpoint of `step`: all of it or, if anything fails, nothing. Every rank must call this."""
+        final, is_main = self.path(step), self.distributed.is_main
+        if not self.distributed.any_rank(self.integrity_error(step) is not None):
+            return final
+        writing = self.folder / f".{final.name}{_WRITING_SUFFIX}"
+        if is_main:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+        self.distributed.barrier()
+        try:
+            self._write_tensors(writing, final, tensors)
+            if is_main:
+                _write_manifest(writing, state)
+                _remove(final)
+                writing.rename(final)
+                fsync(self.folder)
+        except BaseException:
+            if is_main:
+                shutil.rmtree(writing, ignore_errors=True)  # it may be what fills the disk
+            raise
+        self.distributed.barrier()
         return final
-    fresh = folder / f".{final.name}{_WRITING_SUFFIX}"
-    if distributed.is_main:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-    distributed.barrier()
-    try:
-        _write_tensors(fresh, final, tensors, distributed)
-        if distributed.is_main:
-            (fresh / _STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-            sums = {file.name: _sha256(file) for file in sorted(fresh.iterdir())}
-            (fresh / _MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
-            for entry in [*fresh.iterdir(), fresh]:
-                fsync(entry)
-            _remove(final)
-            fresh.rename(final)
-            fsync(folder)
-    except BaseException:
-        if distributed.is_main:
-            shutil.rmtree(fresh, ignore_errors=True)  # it may be what fills the disk
-        raise
-    distributed.barrier()
-    return final
 
+    def load(self, step: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Read the checkpoint of `step` into the given tensors, in place; its numbers."""
+        path = self.path(step)
+        try:
+            with _single_process(self.distributed) as no_dist:
+                dcp_load(tensors, checkpoint_id=path, no_dist=no_dist)
+        except CheckpointException as error:
+            raise ValueError(f"{path} does not hold what this run needs: {_root_cause(error)}") from None
+        state: dict[str, Any] = json.loads((path / _STATE_FILE).read_text(encoding="utf-8"))
+        return state
 
-def delete_old(folder: Path, keep: int, verified: set[Path]) -> None:
-    """Delete the oldest: `keep` whole ones, and never fewer than two, are left.
+    def latest(self) -> tuple[int | None, list[str]]:
+        """The step of the newest intact checkpoint, and what is wrong with the newer ones."""
+        problems: list[str] = []
+        for step in self.steps():
+            problem = self.integrity_error(step)
+            if problem is None:
+                return step, problems
+            problems.append(problem)
+        return None, problems
 
-    One that is damaged does not count: it stays until there are enough whole ones that are newer. Those that
-    are `known` to be whole are not read again; what is found to be joins them.
-    """
-    whole = 0
-    for step in sorted(_saved_steps(folder), reverse=True):
-        path = checkpoint_path(folder, step)
-        if whole >= max(2, keep):
-            _remove(path)
-        elif path in verified or integrity_error(path) is None:
-            verified.add(path)
-            whole += 1
+    def delete_old(self, keep: int) -> None:
+        """Delete the oldest: `keep` intact ones, and never fewer than two, are left.
 
+        A damaged one does not count: it stays until there are enough intact ones that are newer. Each is
+        verified once.
+        """
+        if not self.distributed.is_main:
+            return
+        intact = 0
+        for step in self.steps():
+            if intact >= max(2, keep):
+                _remove(self.path(step))
+            elif step in self._verified or self.integrity_error(step) is None:
+                self._verified.add(step)
+                intact += 1
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what processes left that were killed while they were saving; nobody else may be at work."""
-    for entry in folder.glob(f".step-*{_WRITING_SUFFIX}"):
-        shutil.rmtree(entry, ignore_errors=True)
+    def remove_leftovers(self) -> None:
+        """Delete what processes left that were killed while they were saving; none may be running."""
+        for entry in self.folder.glob(f".step-*{_WRITING_SUFFIX}"):
+            shutil.rmtree(entry, ignore_errors=True)
 
+    def set_aside(self, *others: str) -> Path | None:
+        """Move all checkpoints, and the files of the folder named in `others`, into a new folder `aside-N`."""
+        names = [*(self.path(step).name for step in reversed(self.steps())), *others]
+        names = [name for name in names if os.path.lexists(self.folder / name)]
+        if not names:
+            return None
+        aside = next(path for n in itertools.count(1) if not (path := self.folder / f"aside-{n}").exists())
+        aside.mkdir()
+        for name in names:
+            (self.folder / name).rename(aside / name)
+        return aside
 
-def latest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and what is wrong with the newer ones that had to be skipped."""
-    skipped: list[str] = []
-    for step in sorted(_saved_steps(folder), reverse=True):
-        path = checkpoint_path(folder, step)
-        wrong = integrity_error(path)
-        if wrong is None:
-            return path, skipped
-        skipped.append(wrong)
-    return None, skipped
-
-
-def set_aside(folder: Path, *others: str) -> Path | None:
-    """Move all checkpoints, and the `others` of these names, into a folder of their own in `folder`."""
-    found = [*(f"step-{step:08d}" for step in sorted(_saved_steps(folder))), *others]
-    found = [name for name in found if os.path.lexists(folder / name)]
-    if not found:
+    def integrity_error(self, step: int) -> str | None:
+        """What is wrong with the checkpoint of a step, or None."""
+        path = self.path(step)
+        try:
+            sums = json.loads((path / _MANIFEST_FILE).read_text(encoding="utf-8"))
+            tensors = [file.name for file in path.glob(f"*{_DCP_SUFFIX}")]
+            needed = {_STATE_FILE, _DCP_METADATA_FILE, *(tensors or [f"__0_0{_DCP_SUFFIX}"])}
+            missing = sorted(needed - sums.keys() if isinstance(sums, dict) else needed)
+            if missing:
+                return f"{path / _MANIFEST_FILE} is damaged: it does not list {missing[0]}"
+            for name, expected in sums.items():
+                if _sha256(path / name) != expected:
+                    return f"{path / name} is damaged: its SHA-256 is not the one in {_MANIFEST_FILE}"
+        except FileNotFoundError as error:
+            return f"{path} is incomplete: {Path(error.filename).name} is missing"
+        except (OSError, ValueError, RecursionError) as error:
+            return f"{path} is damaged: {error}"
         return None
-    aside = next(each for n in itertools.count(1) if not (each := folder / f"aside-{n}").exists())
-    aside.mkdir()
-    for name in found:
-        (folder / name).rename(aside / name)
-    return aside
+
+    def _write_tensors(self, writing: Path, final: Path, tensors: dict[str, Any]) -> None:
+        """Each rank writes its part; an error names the checkpoint `final` that could not be written."""
+        try:
+            with _single_process(self.distributed) as no_dist:
+                dcp_save(tensors, checkpoint_id=writing, no_dist=no_dist)
+        except CheckpointException as error:  # derives from BaseException, so nothing else would catch it
+            cause = _root_cause(error)
+            if isinstance(cause, OSError) and cause.errno is not None:
+                raise OSError(cause.errno, cause.strerror, str(final)) from None
+            raise OSError(f"{final} could not be written: {cause}") from None
+        self.distributed.barrier()
 
 
-def integrity_error(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
-    try:
-        sums = json.loads((path / _MANIFEST_FILE).read_text(encoding="utf-8"))
-        tensors = [file.name for file in path.glob(f"*{_DCP_SUFFIX}")]
-        needed = {_STATE_FILE, _DCP_METADATA_FILE, *(tensors or [f"__0_0{_DCP_SUFFIX}"])}
-        absent = sorted(needed - sums.keys() if isinstance(sums, dict) else needed)
-        if absent:
-            return f"{path / _MANIFEST_FILE} is damaged: it says nothing of {absent[0]}"
-        for name, expected in sums.items():
-            if _sha256(path / name) != expected:
-                return f"{path / name} is damaged: its SHA-256 is not the one in {_MANIFEST_FILE}"
-    except FileNotFoundError as error:
-        return f"{path} is incomplete: {Path(error.filename).name} is missing"
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{path} is damaged: {error}"
-    return None
-
-
-def load(path: Path, tensors: dict[str, Any], distributed: Distributed) -> dict[str, Any]:
-    """Read a checkpoint into the given tensors, in place; returns the numbers."""
-    try:
-        with _single_process(distributed) as alone:
-            dcp_load(tensors, checkpoint_id=path, no_dist=alone)
-    except CheckpointException as error:
-        raise ValueError(f"{path} does not hold what this run needs: {_root_cause(error)}") from None
-    state: dict[str, Any] = json.loads((path / _STATE_FILE).read_text(encoding="utf-8"))
-    return state
-
-
-def _write_tensors(fresh: Path, final: Path, tensors: dict[str, Any], distributed: Distributed) -> None:
-    """Each rank its part; whoever fails, says why the checkpoint `final` could not be written."""
-    try:
-        with _single_process(distributed) as alone:
-            dcp_save(tensors, checkpoint_id=fresh, no_dist=alone)
-    except CheckpointException as error:  # derives from BaseException, so nobody else would catch it
-        cause = _root_cause(error)
-        if isinstance(cause, OSError) and cause.errno is not None:
-            raise OSError(cause.errno, cause.strerror, str(final)) from None
-        raise OSError(f"{final} could not be written: {cause}") from None
-    distributed.barrier()
+def _write_manifest(folder: Path, state: dict[str, Any]) -> None:
+    """The numbers, then the manifest of all files; everything reaches the disk."""
+    (folder / _STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
+    (folder / _MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+    for entry in [*folder.iterdir(), folder]:
+        fsync(entry)
 
 
 def _remove(path: Path) -> None:
-    """Whatever it is; of a link only itself, and not what it leads to."""
+    """Delete a file or folder; of a link only the link."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
@@ -161,14 +177,14 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _single_process(distributed: Distributed) -> Iterator[bool]:
-    """Whether there is one process only; torch's warning that there is no other is then no news."""
+    """Whether there is one process only; torch's warning about that is silenced."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield distributed.world_size == 1
 
 
 def _root_cause(error: CheckpointException) -> BaseException:
-    """What went wrong on the first rank that failed, down to the file system's own words."""
+    """The error of the first rank that failed, down to that of the file system."""
     cause: BaseException = next(iter(error.failures.values()))[0] if error.failures else error
     inner: BaseException | None = cause
     while inner is not None:
@@ -176,23 +192,6 @@ def _root_cause(error: CheckpointException) -> BaseException:
             return inner
         inner = inner.__cause__ or inner.__context__
     return cause
-
-
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
-    return folder / f"step-{step:08d}"
-
-
-def checkpoint_step(path: Path) -> int:
-    """The step that a checkpoint was made after."""
-    return int(path.name.removeprefix("step-"))
-
-
-def _saved_steps(folder: Path) -> Iterator[int]:
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if match := _STEP_FOLDER.fullmatch(entry.name):
-                yield int(match[1])
 
 
 def _sha256(file: Path) -> str:

@@ -1,9 +1,8 @@
-"""What a run says: `metrics.jsonl` and trackers; a progress bar on a terminal, plain lines elsewhere."""
+"""The log of a run: `metrics.jsonl` and trackers; a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,12 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from unmask.io.atomic import atomic_file
 from unmask.training.trackers import AnyTracker, Tracker
 
+METRICS_FILE = "metrics.jsonl"
+
 _VALID_NATS, _VALID_ERROR = "valid_nats_per_token", "valid_standard_error"
-"""The figures of an evaluation that are told as one."""
+"""Metrics of an evaluation that are logged as one."""
 
 
 class TrainingLogger:
-    """Figures of a run, to a file and to people; `quiet` on ranks that do not speak for all."""
+    """Metrics of a run, to a file and to standard error; `quiet` on all ranks but the first."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class TrainingLogger:
         quiet: bool = False,
         trackers: tuple[AnyTracker, ...] = (),
     ) -> None:
-        self.metrics_path, self.steps, self.quiet = folder / "metrics.jsonl", steps, quiet
+        self.metrics_path, self.steps, self.quiet = folder / METRICS_FILE, steps, quiet
         self.tracker_configs, self.trackers = trackers, dict[str, Tracker]()
         self.metrics_file: Any = None
         self.progress_bar: Progress | None = None
@@ -42,9 +43,7 @@ class TrainingLogger:
         if self.quiet:
             return self
         self._truncate_after(self.resumed_at)
-        self.metrics_file = self.metrics_path.open(
-            "ab", buffering=0
-        )  # what does not fit is told now, and not on closing
+        self.metrics_file = self.metrics_path.open("ab", buffering=0)  # a full disk fails now, not on closing
         for tracker in self.tracker_configs:
             self.trackers[type(tracker).__name__] = tracker.open(self.metrics_path.parent, self.resumed_at)
         if sys.stderr.isatty():
@@ -65,7 +64,7 @@ class TrainingLogger:
             self.metrics_file.close()
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Every now and then: loss, speed, time left."""
+        """Log a step: loss, throughput, time left."""
         self._write_metrics(step, metrics)
         text = f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         if share := metrics.get("mfu"):
@@ -77,24 +76,24 @@ class TrainingLogger:
             self.info(f"step {step}/{self.steps}: {text}")
 
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Figures of the held-out text, if there is any."""
+        """Log metrics of the held-out text, if there are any."""
         if not metrics:
             return
         self._write_metrics(step, metrics)
-        told = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items()]
+        parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items()]
         if _VALID_NATS in metrics and _VALID_ERROR in metrics:
             others = {n: v for n, v in metrics.items() if n not in (_VALID_NATS, _VALID_ERROR)}
-            told = [f"held out: {metrics[_VALID_NATS]:.3f} ± {metrics[_VALID_ERROR]:.3f} nats/token"]
-            told += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in others.items()]
-        self.info(f"step {step}: {', '.join(told)}")
+            parts = [f"held out: {metrics[_VALID_NATS]:.3f} ± {metrics[_VALID_ERROR]:.3f} nats/token"]
+            parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in others.items()]
+        self.info(f"step {step}: {', '.join(parts)}")
 
     def log_skipped_step(self, step: int, loss: float, grad_norm: float) -> None:
-        """A step that was not taken, because something was not finite."""
+        """Log a step that was skipped because its loss or gradient was not finite."""
         self._append_record({"step": step, "skipped_batch": step - 1, "loss": repr(loss), "grad_norm": repr(grad_norm)})
         self.info(f"step {step} was skipped: loss {loss}, gradient {grad_norm} (batch {step - 1} of the data order)")
 
     def info(self, text: str) -> None:
-        """A line for people."""
+        """Print a line to standard error."""
         if self.quiet:
             return
         if self.progress_bar is not None:
@@ -107,16 +106,16 @@ class TrainingLogger:
         self._call_trackers(lambda tracker: tracker.write(step, metrics))
 
     def _call_trackers(self, call: Callable[[Tracker], None]) -> None:
-        """A tracker that fails, whatever the reason, is left out from then on; the run goes on."""
+        """A tracker that fails, for whatever reason, is dropped; the run goes on."""
         for name, tracker in list(self.trackers.items()):
             try:
                 call(tracker)
             except Exception as error:
                 del self.trackers[name]
-                self.info(f"{name} failed and gets no more figures; {self.metrics_path.name} does. It said: {error}")
+                self.info(f"{name} failed and gets no more metrics; {self.metrics_path.name} still does: {error}")
 
     def _time_left(self, step: int) -> str:
-        """At the mean speed of this process so far, evaluations and saves included."""
+        """At the mean speed of this process so far, with evaluations and checkpoints."""
         taken = time.monotonic() - self.started
         return format_duration(taken / (step - self.resumed_at) * (self.steps - step))
 
@@ -125,43 +124,31 @@ class TrainingLogger:
             return
         try:
             self.metrics_file.write((json.dumps(record) + "\n").encode())
-        except OSError as error:  # which does not know the file's name
+        except OSError as error:  # which does not name the file
             raise OSError(error.errno, error.strerror, str(self.metrics_path)) from None
 
     def _truncate_after(self, step: int) -> None:
-        """Drop what was logged after the checkpoint that the run goes on from, and lines that are broken."""
+        """Drop what was logged after the checkpoint that the run resumes from, and broken lines."""
         if not self.metrics_path.exists():
             return
         lines = self.metrics_path.read_bytes().split(b"\n")
-        kept = [line + b"\n" for line in lines if (of := _record_step(line)) is not None and of <= step]
-        with atomic_file(self.metrics_path) as fresh:
-            fresh.write_bytes(b"".join(kept))
+        complete = [line + b"\n" for line in lines if (at := record_step(line)) is not None and at <= step]
+        with atomic_file(self.metrics_path) as file:
+            file.write_bytes(b"".join(complete))
 
 
-def _record_step(line: bytes) -> int | None:
-    """The step that a line is about; None if it was torn or damaged."""
+def record_step(line: bytes) -> int | None:
+    """The step of a line of metrics.jsonl; None if it is incomplete or damaged."""
     try:
-        figures = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    step = figures.get("step") if isinstance(figures, dict) else None
+    step = record.get("step") if isinstance(record, dict) else None
     return step if isinstance(step, int) else None
 
 
-def read_last_evaluation(folder: Path) -> tuple[int, float, float] | None:
-    """The step, the nats per token and their standard error of a run's last evaluation, if there was one."""
-    path, found = folder / "metrics.jsonl", None
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        if b"valid_nats_per_token" in line and (step := _record_step(line)) is not None:
-            figures = json.loads(line)
-            nats, error = figures["valid_nats_per_token"], figures.get("valid_standard_error", 0.0)
-            if all(isinstance(each, int | float) and math.isfinite(each) for each in (nats, error)):
-                found = (step, float(nats), float(error))
-    return found
-
-
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them, in two units at most: 45 s, 3 min 20 s, 2 h 05 min, 3 d 04 h."""
+    """A duration in two units at most: 45 s, 3 min 20 s, 2 h 05 min, 3 d 04 h."""
     whole = round(seconds)
     for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

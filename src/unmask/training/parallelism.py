@@ -7,17 +7,14 @@ summed and divided by the global count, and gradients are summed.
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unmask.context import Context
-from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.distributed import Distributed
-from unmask.types import Positions, RowFn, Times, Tokens
 
 _SYNC_BUFFERS_ARG = next(
     name
@@ -59,28 +56,20 @@ class FSDP:
 Parallelism: TypeAlias = DDP | FSDP
 
 
-class ParallelDenoiser(DenoiserWrapper):
-    """A denoiser called through its wrapper, so that DDP and FSDP see the forward pass."""
+class ParallelModel:
+    """A model whose calls go through its DDP or FSDP wrapper; every other attribute is the model's own."""
 
-    def __init__(self, denoiser: DenoiserLike, wrapped: nn.Module) -> None:
-        super().__init__(denoiser)
-        self.wrapped = wrapped
+    def __init__(self, model: nn.Module, wrapped: nn.Module) -> None:
+        self.model, self.wrapped = model, wrapped
 
-    def __call__(
-        self,
-        z: Tokens,
-        t: Times,
-        positions: Positions,
-        context: Context = Context(),
-        *,
-        row_fn: RowFn | None = None,
-        sequence_ids: Tensor | None = None,
-    ) -> Tensor:
-        said: Tensor = self.wrapped(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
-        return said
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped(*args, **kwargs)
 
-    def grad_sync(self, last_microbatch: bool) -> Any:
-        """Gradients travel between ranks in the last micro-batch's backward pass only."""
-        if last_microbatch or not isinstance(self.wrapped, DistributedDataParallel):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def grad_sync(self, enabled: bool) -> AbstractContextManager[None]:
+        """Around a backward pass: DDP averages the gradients over the ranks only if `enabled`."""
+        if enabled or not isinstance(self.wrapped, DistributedDataParallel):
             return nullcontext()
         return self.wrapped.no_sync()

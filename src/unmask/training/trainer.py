@@ -1,147 +1,59 @@
-"""The training loop: batch -> nats -> gradients -> step, resumable bit for bit.
+"""A model in training: batch -> loss -> gradients -> optimizer step, resumable bit for bit.
 
-Nothing random is stored: batch, noise and dropout are functions of (seed, step), so a run that was
-killed goes on from its last checkpoint as if nothing had happened.
+The trainer takes any model, any loss (`LossFn`) and any batches (`Batches`). Nothing random is stored: batch,
+noise and dropout are functions of (seed, step), so a run that was killed goes on from its last checkpoint as
+an uninterrupted one would.
 """
 
 from __future__ import annotations
 
 import math
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from unmask.data.loader import Loader
-from unmask.diffusion.time_sampling import ClippedTimes
 from unmask.distributed import Distributed
-from unmask.hardware.flops import (
-    OutOfMemoryError,
-    ThroughputMeter,
-    bf16_is_faster,
-    compile_blocks,
-    count_flops,
-    is_out_of_memory,
-    oom_advice,
-    retain_freed_memory,
-)
-from unmask.objectives.base import Objective
-from unmask.training import checkpoint
-from unmask.training.curriculum import TIME_BINS, AnyCurriculum, VarianceClipping, loss_moments
-from unmask.training.logger import TrainingLogger
-from unmask.training.optim import (
-    EMA,
-    AdamW,
-    AnyLRSchedule,
-    AnyOptimizer,
-    ConstantLR,
-    lr_factor,
-    scale_and_clip_grads,
-    set_lr,
-)
-from unmask.training.parallelism import DDP, ParallelDenoiser, Parallelism
-from unmask.training.trackers import AnyTracker
-from unmask.types import Batch
+from unmask.hardware.flops import count_flops
+from unmask.training.batches import Batches, Prefetcher
+from unmask.training.checkpoint import CheckpointStore
+from unmask.training.compile import compile_blocks
+from unmask.training.config import TrainingConfig
+from unmask.training.ema import EMA
+from unmask.training.hooks import Hook
+from unmask.training.loss import LossFn
+from unmask.training.optim import LRScheduler
+from unmask.training.parallelism import ParallelModel
 
 _STATE_DICT_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Checkpoints hold what is trained: a frozen network is what the run began with."""
 
 
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How long and how to train; the defaults are the paper's, but for the number of steps.
-
-    `microbatch`: rows that a rank takes at once, all of its own if None. `random_length_prob`: the share of steps
-    whose rows are cut to a random length. `bf16`: mixed precision; None where the machine is good at it.
-    `compile`: turn the network's blocks into machine code first, which takes a minute or two. `recompute`: a
-    third more work for a fraction of the memory that rows take, with the same gradients. `opening`: the share
-    of the run in which a network that was born causal is opened, step by step; None leaves it as it is.
-    `patience`: bad steps in a row (loss or gradient not finite) after which the run stops. `trackers`: who is
-    told the figures beside `metrics.jsonl`.
-    """
-
-    steps: int = 10_000
-    batch_size: int = 512
-    microbatch_size: int | None = None
-    optimizer: AnyOptimizer = AdamW()
-    warmup_steps: int = 2500
-    lr_schedule: AnyLRSchedule = ConstantLR()
-    max_grad_norm: float = 1.0
-    ema_decay: float = 0.9999
-    random_length_prob: float = 0.0
-    curriculum: AnyCurriculum | None = None
-    attention_annealing: float | None = None
-    seed: int = 0
-    bf16: bool | None = None
-    compile: bool = False
-    gradient_checkpointing: bool = False
-    parallelism: Parallelism = DDP()
-    max_nonfinite_steps: int = 10
-    log_every: int = 10
-    save_every: int = 1000
-    eval_every: int = 1000
-    keep_checkpoints: int = 2
-    trackers: tuple[AnyTracker, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_size",
-            "max_nonfinite_steps",
-            "log_every",
-            "save_every",
-            "eval_every",
-            "keep_checkpoints",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.microbatch_size is not None and self.microbatch_size < 1:
-            raise ValueError(f"microbatch_size must be at least 1; got {self.microbatch_size}")
-        if not 0 <= self.random_length_prob <= 1:
-            raise ValueError(f"random_length_prob is a share of the steps, in [0, 1]; got {self.random_length_prob}")
-        if self.seed < 0 or self.warmup_steps < 0:
-            raise ValueError(f"seed and warmup_steps must be 0 or above; got {self.seed} and {self.warmup_steps}")
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay, the decay of the moving average, must be in [0, 1); got {self.ema_decay}")
-        if self.attention_annealing is not None and not 0 < self.attention_annealing <= 1:
-            raise ValueError(
-                f"attention_annealing is a share of the run, above 0 and at most 1; got {self.attention_annealing}"
-            )
-        if not self.max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm must be above 0; got {self.max_grad_norm}")
-
-
 @dataclass
 class TrainState:
-    """The numbers of a run beside its tensors.
-
-    `bf16` is what was measured or asked for when the run began: it must not change with the clock. `low` and
-    `high` clip the times, if they are chosen by measurement. `flops`
-    are those of all matrix products, on all ranks; between the steps that are counted, a token's gradients
-    and an update (Muon multiplies matrices, too) cost what they did in the last of these.
-    """
+    """The numbers of a run beside its tensors."""
 
     step: int = 0
+    """Steps done, skipped ones included."""
     tokens: int = 0
+    """What the losses were summed over so far: tokens, or examples."""
     skipped_steps: int = 0
+    """Steps whose loss or gradient was not finite."""
     consecutive_skips: int = 0
-    bf16: bool = False
-    time_low: float = 0.0
-    time_high: float = 1.0
+    """The last steps in a row that were skipped."""
+    bf16: bool | None = None
+    """Mixed precision, set or measured when the run began; None: not yet decided, float32 until then."""
     flops: float = 0.0
+    """FLOPs of all matrix products on all ranks. They are counted in steps 1, 2, 4, 8, ... and estimated between."""
     flops_per_token: float = 0.0
+    """FLOPs of forward and backward passes per token, in the last counted step."""
     flops_per_update: float = 0.0
-
-
-class DivergedError(RuntimeError):
-    """The loss was not finite for too long."""
+    """FLOPs of an optimizer step (Muon multiplies matrices), in the last counted step."""
 
 
 class Trainer:
@@ -149,145 +61,145 @@ class Trainer:
 
     def __init__(
         self,
-        denoiser: Any,
-        objective: Objective,
-        loader: Loader,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batches: Batches,
         config: TrainingConfig,
-        distributed: Distributed,
+        hooks: Sequence[Hook] = (),
+        *,
+        distributed: Distributed = Distributed(),  # noqa: B008
     ) -> None:
-        self.objective, self.loader, self.config, self.distributed = objective, loader, config, distributed
-        self.denoiser = denoiser.to(distributed.device)
-        if distributed.device.type == "cpu":
-            retain_freed_memory()
-        if config.attention_annealing is not None and self.denoiser.backbone.future_visibility is None:
-            raise ValueError(
-                "attention_annealing is for networks that were born causal, and this one looks to both sides"
-            )
+        self.loss_fn, self.batches, self.config, self.hooks = loss_fn, batches, config, tuple(hooks)
+        self.distributed, self.device = distributed, distributed.device
+        self.model: Any = model.to(self.device)
         if config.gradient_checkpointing:
-            self.denoiser.backbone.gradient_checkpointing = True
+            _backbone(self.model).gradient_checkpointing = True
         if config.compile:
-            compile_blocks(self.denoiser)
-        self.model = ParallelDenoiser(self.denoiser, config.parallelism.wrap(self.denoiser, distributed))
-        self.ema = EMA(self.denoiser, config.ema_decay)  # of sharded weights, if they now are
-        self.optimizers: list[Optimizer] = config.optimizer.build(self.denoiser)
-        self.state = TrainState()
-        self.verified_checkpoints: set[Path] = set()  # checkpoints that were verified
-        if config.bf16 is None:  # the first rank measures for all
-            self.state.bf16 = distributed.any_rank(distributed.is_main and bf16_is_faster(distributed.device))
-        else:
-            self.state.bf16 = config.bf16
+            compile_blocks(self.model)
+        self.parallel_model = ParallelModel(self.model, config.parallelism.wrap(self.model, distributed))
+        self.ema = EMA(self.model, config.ema_decay)  # of sharded weights, if they now are
+        self.optimizers: list[Optimizer] = config.optimizer.build(self.model)
+        self.lr_scheduler = LRScheduler(self.optimizers, config.lr_schedule, config.warmup_steps, config.steps)
+        self.microbatch_splits = distributed.microbatches(config.batch_size, config.microbatch_size)
+        self.prefetcher = Prefetcher(batches, config.batch_size, self.microbatch_splits, config.steps, self.device)
+        self.state = TrainState(bf16=config.bf16)
+        self.stop_requested = False
+        """Set it to stop after a step: all ranks learn of it in the step (`should_stop`)."""
+        self.should_stop = False
+        """Whether any rank was asked to stop before its last step."""
 
-    def train_step(self) -> dict[str, float]:
-        """One step of the optimizer, or none if anything is not finite; what there is to log."""
-        settings, state = self.config, self.state
-        factor = lr_factor(state.step, settings.steps, settings.warmup_steps, settings.lr_schedule)
-        set_lr(self.optimizers, factor)
-        if settings.curriculum is not None and settings.curriculum.needs_measurement(state.step):
-            state.time_low, state.time_high = self._lowest_variance_times(settings.curriculum)
-        # Steps 1, 2, 4, 8, ... in the life of the run, not of the process: they are the same after a resume.
-        to_count = state.step & (state.step + 1) == 0
-        with count_flops(to_count) as in_gradients:
-            mine = self._forward_backward()
-        nats, counted, flops = self.distributed.all_reduce_scalars(*mine, in_gradients.flops)
-        # DDP and FSDP average over ranks; this makes it the global mean.
-        norm = scale_and_clip_grads(
-            self.denoiser.parameters(),
-            self.distributed.world_size / max(1.0, counted),
-            settings.max_grad_norm,
-        )
-        loss = nats / max(1.0, counted)
-        good = math.isfinite(loss) and math.isfinite(norm)
-        if good:
-            with count_flops(to_count) as in_update, self._autocast():
-                for optimizer in self.optimizers:
-                    optimizer.step()
-            if to_count:
-                state.flops_per_token = flops / max(1.0, counted)
-                (state.flops_per_update,) = self.distributed.all_reduce_scalars(in_update.flops)
-            self.ema.update(self.denoiser)
-        state.consecutive_skips = 0 if good else state.consecutive_skips + 1
-        state.skipped_steps += not good
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done."""
+        return self.state.step / self.config.steps
+
+    def generator(self, *path: int) -> torch.Generator:
+        """A generator seeded by the run's seed and `path`, the same on every rank."""
+        return torch.Generator().manual_seed(_derive_seed(self.config.seed, *path))
+
+    def step(self) -> dict[str, float]:
+        """Take one optimizer step, or skip it if the loss or the gradient is not finite; what there is to log."""
+        for hook in self.hooks:
+            hook.before_step(self)
+        lr_factor = self.lr_scheduler.set(self.state.step)
+        # By the number of the step in the run, not in the process: a resumed run counts the same steps.
+        counts_flops = self.state.step & (self.state.step + 1) == 0
+        with count_flops(counts_flops) as in_gradients:
+            sums, names = self._forward_backward()
+        total, count, flops, norm, *sums_by_name = self._reduce_and_read(sums, in_gradients.flops)
+        loss = total / max(1.0, count)
+        # DDP and FSDP average gradients over ranks; with this factor they are those of the global mean.
+        scale = self.distributed.world_size / max(1.0, count)
+        grad_norm = scale * norm
+        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        with count_flops(counts_flops and is_finite) as in_update:
+            if is_finite:
+                self._update(scale * min(1.0, self.config.max_grad_norm / (grad_norm + 1e-6)))
+        if counts_flops and is_finite:
+            self.state.flops_per_token = flops / max(1.0, count)
+            (self.state.flops_per_update,) = self.distributed.all_reduce_scalars(in_update.flops)
+        self._record_step(count, is_finite)
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr_factor": lr_factor,
+            "skipped_steps": self.state.skipped_steps,
+            "tokens": self.state.tokens,
+            **{name: value / max(1.0, count) for name, value in zip(names, sums_by_name, strict=True)},
+        }
+        for hook in self.hooks:
+            hook.after_step(self, metrics)
+        return metrics
+
+    def _forward_backward(self) -> tuple[Tensor, list[str]]:
+        """Leave the gradients of this rank's rows; [total, count, *metrics] of their losses, and the metrics' names."""
+        step, rank = self.state.step, self.distributed.rank
+        torch.manual_seed(_derive_seed(self.config.seed, step, rank, 1))  # dropout, and nothing else
+        sums: Tensor | None = None
+        names: list[str] = []
+        last = len(self.microbatch_splits) - 1
+        for number, micro in enumerate(self.prefetcher.microbatches(step)):
+            with self.parallel_model.grad_sync(enabled=number == last):
+                with self._autocast():
+                    loss = self.loss_fn(self.parallel_model, micro.batch, self.generator(step))
+                torch.autograd.backward(loss.total if micro.counts else 0 * loss.total)
+            stacked, names = loss.stack(self.device), list(loss.metrics)
+            stacked = stacked if micro.counts else torch.zeros_like(stacked)
+            sums = stacked if sums is None else sums + stacked
+        assert sums is not None
+        return sums, names
+
+    def _reduce_and_read(self, sums: Tensor, flops: float) -> list[float]:
+        """[total, count, flops, gradient norm, *metrics] over all ranks: the only read of the device in a step."""
+        on_host = torch.tensor([flops, float(self.stop_requested)], dtype=torch.float64).to(self.device)
+        summed = self.distributed.all_reduce(torch.cat([sums, on_host]))
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # that of a sharded model
+        total, count, *metrics, flops, stop, norm = torch.cat([summed, norm.to(summed).reshape(1)]).tolist()
+        self.should_stop = stop > 0
+        return [total, count, flops, norm, *metrics]
+
+    def _update(self, grad_scale: float) -> None:
+        torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], grad_scale)
+        with self._autocast():
+            for optimizer in self.optimizers:
+                optimizer.step()
+        self.ema.update(self.model)
+
+    def _record_step(self, count: float, is_finite: bool) -> None:
+        state = self.state
         state.step += 1
-        state.tokens += int(counted)
-        state.flops += state.flops_per_token * counted + state.flops_per_update * good
+        state.tokens += int(count)
+        state.skipped_steps += not is_finite
+        state.consecutive_skips = 0 if is_finite else state.consecutive_skips + 1
+        state.flops += state.flops_per_token * count + state.flops_per_update * is_finite
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        return {
-            "loss": loss,
-            "grad_norm": norm,
-            "lr_factor": factor,
-            "skipped_steps": state.skipped_steps,
-            "tokens": state.tokens,
-        }
-
-    def _forward_backward(self) -> tuple[float, float]:
-        """Sum the nats of this rank's rows, leaving their gradients; the sum and the tokens counted."""
-        step, settings = self.state.step, self.config
-        torch.manual_seed(_derive_seed(settings.seed, step, self.distributed.rank, 1))  # dropout, and nothing else
-        objective, curriculum = self.objective, settings.curriculum
-        if curriculum is not None:
-            measured = ClippedTimes(self.state.time_low, self.state.time_high)
-            objective = curriculum.objective_at(objective, step / settings.steps, measured)
-        if settings.attention_annealing is not None:
-            self.denoiser.backbone.future_visibility = min(1.0, step / settings.steps / settings.attention_annealing)
-        nats = counted = 0.0
-        pieces = self.distributed.microbatches(settings.batch_size, settings.microbatch_size)
-        for number, (first, count) in enumerate(pieces):
-            # A rank without rows of its own lends its hands: collectives need every rank in every pass.
-            batch = self.loader.batch(step, min(first, settings.batch_size - 1), max(1, count))
-            batch = self._randomly_truncated(batch, step).to(self.distributed.device)
-            generator = torch.Generator().manual_seed(_derive_seed(settings.seed, step))
-            with self.model.grad_sync(last_microbatch=number == len(pieces) - 1):
-                with self._autocast():
-                    total = objective.token_nll(self.model, batch, generator).sum()
-                torch.autograd.backward(total if count else 0 * total)
-            if count:
-                nats += float(total.detach())
-                counted += float(batch.loss_mask.sum())
-        return nats, counted
 
     def _autocast(self) -> torch.autocast:
-        """Products of bfloat16 numbers, if the run has them: those of the network, and Muon's."""
-        return torch.autocast(self.distributed.device.type, torch.bfloat16, enabled=self.state.bf16)
+        """Matrix products in bfloat16, if the run has mixed precision: those of the network, and Muon's."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.state.bf16))
 
-    @torch.no_grad()
-    def _lowest_variance_times(self, curriculum: AnyCurriculum) -> tuple[float, float]:
-        """The part of the times at which the losses of all ranks vary least, on batches yet to come."""
-        assert isinstance(curriculum, VarianceClipping)
-        moments = torch.zeros(3, TIME_BINS, dtype=torch.float64)
-        step, settings = self.state.step, self.config
-        self.denoiser.eval()
-        for later in range(step, step + curriculum.batches):
-            for first, count in self.distributed.microbatches(settings.batch_size, settings.microbatch_size):
-                batch = self.loader.batch(later, min(first, settings.batch_size - 1), max(1, count))
-                generator = torch.Generator().manual_seed(_derive_seed(settings.seed, later, 2))
-                found = loss_moments(self.objective, self.model, batch.to(self.distributed.device), generator)
-                moments += found.cpu() if count else 0
-        self.denoiser.train()
-        times = curriculum.choose_times(self.distributed.all_reduce(moments))
-        return times.low, times.high
+    def save_checkpoint(self, checkpoints: CheckpointStore) -> None:
+        """Write a checkpoint and delete those that are no longer needed."""
+        state = {
+            **asdict(self.state),
+            "ema_updates": self.ema.num_updates,
+            "hooks": [hook.state_dict() for hook in self.hooks],
+        }
+        checkpoints.save(self.state.step, self._state_dicts(), state)
+        checkpoints.delete_old(self.config.keep_checkpoints)
 
-    def _randomly_truncated(self, batch: Batch, step: int) -> Batch:
-        random = np.random.default_rng([self.config.seed, step])
-        if random.random() >= self.config.random_length_prob:
-            return batch
-        return batch.truncated(int(random.integers(1, batch.tokens.shape[1] + 1)))
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write a checkpoint and delete what is no longer needed."""
-        state = {**vars(self.state), "ema_updates": self.ema.num_updates}
-        checkpoint.save(folder, self.state.step, self._state_dicts(), state, self.distributed)
-        if self.distributed.is_main:
-            checkpoint.delete_old(folder, self.config.keep_checkpoints, self.verified_checkpoints)
-
-    def load_checkpoint(self, path: Path) -> None:
-        """Go on from a checkpoint."""
+    def load_checkpoint(self, checkpoints: CheckpointStore, step: int) -> None:
+        """Go on from the checkpoint of a step."""
         tensors = self._state_dicts()
-        state = checkpoint.load(path, tensors, self.distributed)
+        state = checkpoints.load(step, tensors)
         self.ema.num_updates = state.pop("ema_updates")
+        for hook, hook_state in zip(self.hooks, state.pop("hooks"), strict=True):
+            hook.load_state_dict(hook_state)
         self.state = TrainState(**state)
         set_state_dict(
-            self.denoiser,
+            self.model,
             self.optimizers,
             model_state_dict=tensors["model"],
             optim_state_dict=tensors["optimizer"],
@@ -295,94 +207,14 @@ class Trainer:
         )
 
     def _state_dicts(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.denoiser, self.optimizers, options=_STATE_DICT_OPTIONS)
+        model, optimizer = get_state_dict(self.model, self.optimizers, options=_STATE_DICT_OPTIONS)
         return {"model": model, "optimizer": optimizer, "ema": self.ema.weights}
 
 
-def train(
-    trainer: Trainer,
-    folder: Path,
-    logger: TrainingLogger,
-    evaluate: Callable[[], dict[str, float]] | None = None,
-) -> bool:
-    """Train to the end, or until a signal asks to stop (then False), saving on the way.
-
-    `evaluate` is called with the averaged weights in place.
-    """
-    settings, world, state = trainer.config, trainer.distributed, trainer.state
-    pace = ThroughputMeter(world, trainer.state.bf16, state.tokens, state.flops)
-    logger.info(f"matrix products run at {pace.peak_flops / 1e9:,.0f} GFLOP/s here")
-    trainer.denoiser.train()
-    with _catch_stop_signals(world) as asked, _explain_out_of_memory(trainer, folder):
-        while state.step < settings.steps:
-            with pace.time_step():
-                figures = trainer.train_step()
-            if state.consecutive_skips:
-                logger.log_skipped_step(state.step, figures["loss"], figures["grad_norm"])
-            if state.consecutive_skips >= settings.max_nonfinite_steps:
-                raise DivergedError(
-                    f"loss or gradient was not finite for {settings.max_nonfinite_steps} steps in a row, up to step"
-                    f" {state.step}; lower the learning rate or look at the data of these steps"
-                )
-            last = state.step == settings.steps
-            if last or state.step % settings.log_every == 0:
-                logger.log_step(state.step, {**figures, **pace.metrics(state.tokens, state.flops)})
-            if evaluate is not None and (last or state.step % settings.eval_every == 0):
-                with trainer.ema.swapped_in(trainer.denoiser):
-                    trainer.denoiser.eval()
-                    logger.log_evaluation(state.step, evaluate())
-                    trainer.denoiser.train()
-            stop = world.any_rank(bool(asked))
-            if last or stop or state.step % settings.save_every == 0:
-                trainer.save_checkpoint(folder)
-            if stop and not last:
-                logger.info(f"saved at step {state.step}, stopping (give the same command again to go on)")
-                return False
-    return True
-
-
-@contextmanager
-def _catch_stop_signals(distributed: Distributed) -> Iterator[list[int]]:
-    """SIGTERM and SIGINT are noted, so that the step can be finished and saved; a second one is obeyed.
-
-    But not by one of many ranks: where every process is signalled, torchrun hands on to a rank what it has
-    had already, and it kills the ranks that do not leave in time.
-    """
-    asked: list[int] = []
-    previous: dict[int, Any] = {}
-
-    def note(number: int, _frame: Any) -> None:
-        asked.append(number)
-        if distributed.world_size == 1:
-            signal.signal(number, previous[number])
-
-    try:
-        for wanted in (signal.SIGTERM, signal.SIGINT):
-            previous[wanted] = signal.signal(wanted, note)
-    except ValueError:  # not in the main thread, where signals do not arrive
-        pass
-    try:
-        yield asked
-    finally:
-        if distributed.world_size == 1 or not asked:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-
-@contextmanager
-def _explain_out_of_memory(trainer: Trainer, folder: Path) -> Iterator[None]:
-    """Memory that runs out gives one sentence: what to change, and where the run will go on."""
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        newest, _ = checkpoint.latest(folder)
-        pieces = trainer.distributed.microbatches(trainer.config.batch_size, trainer.config.microbatch_size)
-        raise OutOfMemoryError(
-            f"memory ran out after step {trainer.state.step}: {oom_advice(max(rows for _, rows in pieces))};"
-            f" {'there is no checkpoint yet' if newest is None else f'the checkpoint {newest} is whole'}"
-        ) from error
+def _backbone(model: Any) -> Any:
+    if not hasattr(model, "backbone"):
+        raise ValueError(f"gradient_checkpointing needs a model with a backbone; {type(model).__name__} has none")
+    return model.backbone
 
 
 def _derive_seed(*path: int) -> int:

@@ -1,0 +1,21 @@
+"""Which precision is faster on this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from unmask.hardware.flops import measure_peak_flops
+
+
+def bf16_is_faster(device: torch.device, seconds: float = 0.8, rounds: int = 4) -> bool:
+    """Whether matrix products in bfloat16 are at least half again as fast as in float32, measured.
+
+    They take turns: a moment in which something else computes must not decide.
+    """
+    if device.type == "cuda":
+        return True
+    best = dict.fromkeys((torch.bfloat16, torch.float32), 0.0)
+    for _ in range(rounds):
+        for dtype in best:
+            best[dtype] = max(best[dtype], measure_peak_flops(dtype, device, seconds / rounds / len(best)))
+    return best[torch.bfloat16] > 1.5 * best[torch.float32]

@@ -1,0 +1,31 @@
+"""The trainer of a denoiser: an objective as the loss, with the hooks that its config names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unmask.distributed import Distributed
+from unmask.objectives.base import Objective
+from unmask.training.batches import Batches, RandomLength
+from unmask.training.config import TrainingConfig
+from unmask.training.hooks import AttentionAnnealing, Hook
+from unmask.training.loss import DenoisingLoss
+from unmask.training.trainer import Trainer
+
+
+def build_denoising_trainer(
+    denoiser: Any,
+    objective: Objective,
+    batches: Batches,
+    config: TrainingConfig,
+    distributed: Distributed = Distributed(),  # noqa: B008
+) -> Trainer:
+    """A trainer with the config's curriculum, attention annealing and random lengths."""
+    hooks: list[Hook] = []
+    if config.curriculum is not None:
+        hooks.append(config.curriculum.build_hook(objective, batches))
+    if config.attention_annealing is not None:
+        hooks.append(AttentionAnnealing(denoiser.backbone, config.attention_annealing))
+    if config.random_length_prob:
+        batches = RandomLength(batches, config.random_length_prob, config.seed)
+    return Trainer(denoiser, DenoisingLoss(objective), batches, config, hooks, distributed=distributed)
