@@ -14,9 +14,8 @@ import torch
 from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
 from unmask.objectives import Objective
 from unmask.serve.app import create_app
-from unmask.serve.draining import GracefulServer
 from unmask.serve.limits import Limits
-from unmask.serve.server import _bind_socket
+from unmask.serve.server import GracefulServer, _bind_socket
 from unmask.serve.service import Service
 
 ALPHABET = "abcdefgh \n"
@@ -56,9 +55,9 @@ def live_server(
     ready: bool = True,
     shutdown_timeout: float = 5,
     allowed_origins: Collection[str] = (),
-    **options: float,
+    **options: Any,
 ) -> Iterator[LiveServer]:
-    service = Service("tiny", limits or Limits(), **options)  # type: ignore[arg-type]
+    service = Service("tiny", limits or Limits(), **options)
 
     def on_startup() -> None:
         if ready:

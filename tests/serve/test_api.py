@@ -194,7 +194,7 @@ def strict() -> Any:
 @pytest.mark.parametrize(
     ("path", "body", "param", "told"),
     [
-        ("infill", {"template": "<mask:13>"}, "template", "writes up to 12 tokens; got 13"),
+        ("infill", {"template": "<mask:13>"}, "template", "generates up to 12 tokens; got 13"),
         ("infill", {"template": f"{'a' * 21}<mask>"}, "template", "reads up to 20 tokens; template has 21"),
         ("infill", {"template": "<mask>", "n": 5}, "n", "allows n up to 4; got 5"),
         ("infill", {"template": "<mask>", "steps": 51}, "steps", "allows steps up to 50"),

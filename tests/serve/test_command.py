@@ -113,7 +113,7 @@ def test_a_port_is_taken_once(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"port {port} of 127.0.0.1 is taken by another program" in refused(str(folder), "--port", port)
+        assert f"port {port} of 127.0.0.1 is in use by another program" in refused(str(folder), "--port", port)
 
 
 def test_what_cannot_be_served_is_not_announced(folder: Path, tmp_path: Path) -> None:

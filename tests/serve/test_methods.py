@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from live_server import language_model, live_server
 from unmask import MDLM, Ancestral, BlockDiffusion, Blockwise, Confidence, Guidance, NextToken
+from unmask.diffusion.denoiser import DenoiserLike
 from unmask.objectives import Objective
 from unmask.sampling import Sampler
 from unmask.sampling.blockwise import DualCache, PrefixCache
+from unmask.sampling.canvas import Canvas
+from unmask.types import Tokens
 
 CASES: dict[str, tuple[Objective, dict[str, Any], Sampler | None]] = {
     "block diffusion": (BlockDiffusion(block_size=5), {"steps": 4}, Blockwise(sampler=Ancestral(4))),
@@ -77,3 +83,39 @@ def test_holes_match_and_prompts_guide() -> None:
     assert all(re.fullmatch("[a-d]{6}", result["spans"][0]["text"]) for result in found["results"])
     assert [result["text"] for result in strong["results"]] == pulled.texts
     assert pulled.texts != expected.texts
+
+
+@dataclass(frozen=True)
+class _LeftFirst(Sampler):
+    """A sampler from outside the package: one token per step from left to right, the most probable one."""
+
+    steps: int = 0
+
+    def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
+        z, mask_id = canvas.tokens.clone(), denoiser.vocab.mask_id
+        t = torch.ones(len(z), 1, dtype=torch.float64)
+        for position in (z[0] == mask_id).nonzero().flatten().tolist():
+            at = torch.zeros_like(z, dtype=torch.bool)
+            at[:, position] = True
+            z[:, position] = denoiser(z, t, at).argmax(-1)
+            yield z.clone()
+
+
+def test_a_sampler_object_of_the_caller_is_served_by_its_name() -> None:
+    lm = language_model()
+    with live_server(lm, samplers={"left-first": _LeftFirst()}) as server:
+        (card,) = server.http.get("/v1/models").json()["data"]
+        assert card["samplers"][-1] == "left-first"
+        schema = server.http.get("/openapi.json").json()["components"]["schemas"]["InfillRequest"]
+        assert schema["properties"]["sampler"]["enum"] == card["samplers"]
+        answer = server.post("/v1/infill", template="abc <mask:4>", sampler="left-first", seed=1).json()
+    expected = lm.infill("abc <mask:4>", sampler=_LeftFirst(), seed=1)
+    assert answer["results"][0]["text"] == expected.texts[0]
+    assert [token["step"] for token in answer["results"][0]["spans"][0]["tokens"]] == [1, 2, 3, 4]
+
+
+def test_a_request_cannot_import_code() -> None:
+    with live_server() as server:
+        refused = server.post("/v1/infill", template="abc <mask:4>", sampler="unmask.sampling.ancestral:Ancestral")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("there is no sampler 'unmask.sampling.ancestral:Ancestral'")

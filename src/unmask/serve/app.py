@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -17,15 +19,8 @@ from unmask import __version__
 from unmask.serve.api_docs import render_api_docs
 from unmask.serve.errors import ERROR_STATUS, error_response, to_error
 from unmask.serve.jobs import generation_job, scoring_job
-from unmask.serve.limits import check_limit, check_prompt_tokens, checked_or_default
 from unmask.serve.middleware import SecurityMiddleware
-from unmask.serve.responses import (
-    CompletionResponder,
-    InfillResponder,
-    completion_canvases,
-    score_response,
-    sse_event,
-)
+from unmask.serve.responses import CompletionResponder, InfillResponder, score_response, sse_event
 from unmask.serve.schemas import (
     CompletionRequest,
     CompletionResponse,
@@ -41,24 +36,19 @@ from unmask.serve.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from unmask.serve.service import (
-    RequestHandle,
-    Service,
-    may_remask,
-    random_seed,
-)
+from unmask.serve.service import RequestHandle, Service, may_remask
 from unmask.serve.text_codec import MaskedText
 
 _CLIENT_CLOSED_REQUEST = 499
-"""What nginx calls a client that did not wait; nobody reads it."""
+"""nginx's status for a client that has disconnected; it only appears in the metrics."""
 
 _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 _STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer"}
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The response"}
 }
-"""What routes that can stream answer beside JSON."""
+"""The second content type of routes that can stream."""
 
 
 def create_app(
@@ -68,7 +58,7 @@ def create_app(
     token: str | None = None,
     allowed_origins: Collection[str] = (),
 ) -> SecurityMiddleware:
-    """The application; `begin` is called once it runs, and sees to the model."""
+    """The application; `on_startup` is called when it runs, and starts loading the model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -87,16 +77,18 @@ def create_app(
     )
     for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
         app.add_exception_handler(kind, error_response)
-    _add_routes(app, service)
+    _add_server_routes(app, service)
+    _add_generation_routes(app, service)
+    _add_text_routes(app, service)
     _add_pages(app, token is not None)
-    _describe_auth(app, token is not None)
+    _extend_schema(app, service, token is not None)
     return SecurityMiddleware(app, service.metrics, allowed_hosts, token, service.limits.body_bytes, allowed_origins)
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
+def _add_server_routes(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["server"])
     async def health() -> dict[str, str]:
-        """Whether the server is alive; 503 where its engine has ended or is stuck."""
+        """Whether the server is alive; 503 if its engine has ended or is stuck."""
         service.check_alive()
         return {"status": "alive"}
 
@@ -108,82 +100,84 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Figures in the text format of Prometheus."""
+        """Metrics in the text format of Prometheus."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models", tags=["model"])
     async def models() -> ModelList:
-        """The model that is served, its samplers and limits."""
+        """The served model, its samplers and limits."""
         return ModelList(data=[service.model_card()])
 
     @app.get("/v1/models/{model:path}", tags=["model"])
     async def retrieve_model(model: str) -> ModelCard:
-        """The same for one model; there is one."""
+        """The served model by its name."""
         service.check_model(model)
         return service.model_card()
 
+
+def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=_STREAM_RESPONSE)
     async def infill(body: InfillRequest, request: Request) -> Any:
-        """Fill the holes of a text.
+        """Fill the holes of a template.
 
-        With `stream`, server-sent events: `canvas` once, then `step` after each step of each candidate
-        (the draft, masks marked as in a template, and what changed), `result` for each candidate, and
-        `response`, which is what is answered without `stream`.
+        With `stream`, server-sent events: `canvas` once, then `step` after each step of each candidate (the
+        draft as a template, and the changed tokens), `result` for each candidate, and `response`, which is
+        the response without `stream`.
         """
         service.check_model(body.model)
-        check_limit("alternatives", body.alternatives, service.limits.alternatives)
+        service.limits.check("alternatives", body.alternatives)
         template = body.template if body.template is not None else body.segments
         assert template is not None
-        canvas = await asyncio.to_thread(service.codec.encode_template, template)
-        seed = random_seed() if body.seed is None else body.seed
-        ticket = await _submit_generation(service, body, [canvas], seed, body.alternatives)
-        answer = InfillResponder(service, canvas, seed, body.n)
+        masked_text = await asyncio.to_thread(service.codec.encode_template, template)
+        seed = _random_seed() if body.seed is None else body.seed
+        handle = await _submit_generation(service, body, [masked_text], seed, body.alternatives)
+        responder = InfillResponder(service, masked_text, seed, body.n)
         if body.stream:
-            return _sse_response(answer.stream(ticket.events()))
-        rows = await _await_or_cancel(request, ticket)
-        return answer.response([answer.candidate(row, index) for index, row in enumerate(rows)])
+            return _sse_response(responder.stream(handle.events()))
+        return responder.response(await _await_or_cancel(request, handle))
 
     @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=_STREAM_RESPONSE)
     async def completions(body: CompletionRequest, request: Request) -> Any:
-        """Write `max_tokens` tokens after `prompt` and before `suffix`, as OpenAI's clients ask for it.
+        """Generate `max_tokens` tokens after `prompt` and before `suffix`, compatible with OpenAI's clients.
 
-        With `stream`, text is sent as soon as nothing before it can change; every chunk also has the whole
-        canvas as it is, in `draft`.
+        With `stream`, text is sent as soon as nothing before it can change; every chunk also has the current
+        draft, as a template, in `draft`.
         """
         service.check_model(body.model)
-        canvases = await asyncio.to_thread(completion_canvases, service, body)
-        seed = random_seed() if body.seed is None else body.seed
-        answer = CompletionResponder(service, body, canvases)
+        responder = await asyncio.to_thread(CompletionResponder, service, body)
+        seed = _random_seed() if body.seed is None else body.seed
         if body.max_tokens == 0:
-            _check_generation(service, body, canvases)
-            return (
-                _sse_response(answer.stream(answer.empty_events()))
-                if body.stream
-                else answer.response(answer.empty_sequences())
-            )
-        ticket = await _submit_generation(service, body, canvases, seed, body.logprobs or 0, answer.hit_stop)
+            _check_generation(service, body, responder.masked_texts)
+            if body.stream:
+                return _sse_response(responder.stream(responder.empty_events()))
+            return responder.response(responder.empty_sequences())
+        handle = await _submit_generation(
+            service, body, responder.masked_texts, seed, body.logprobs or 0, responder.hit_stop
+        )
         if body.stream:
-            return _sse_response(answer.stream(ticket.events()))
-        return answer.response(await _await_or_cancel(request, ticket))
+            return _sse_response(responder.stream(handle.events()))
+        return responder.response(await _await_or_cancel(request, handle))
 
+
+def _add_text_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/tokenize", tags=["model"])
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
-        """Cut a text into the model's tokens, to know how long a hole must be."""
+        """The tokens of a text, for example to know how long a hole must be."""
         service.check_model(body.model)
-        ids, pieces = await asyncio.to_thread(service.codec.tokenize, body.text)
-        return TokenizeResponse(tokens=[Token(id=id_, text=piece) for id_, piece in zip(ids, pieces, strict=True)])
+        ids, texts = await asyncio.to_thread(service.codec.tokenize, body.text)
+        return TokenizeResponse(tokens=[Token(id=id_, text=text) for id_, text in zip(ids, texts, strict=True)])
 
     @app.post("/v1/score", tags=["model"])
     async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
-        """A bound on the nats of a text, with standard errors; the share of each token and part of time."""
+        """A bound on the negative log-likelihood of a text in nats, with standard errors, by token and by time."""
         service.check_model(body.model)
-        draws = checked_or_default("draws", body.draws, 128, service.limits.draws)
+        draws = service.limits.resolve("draws", body.draws, 128)
         ids = await asyncio.to_thread(service.codec.tokenizer.encode, body.text)
-        check_prompt_tokens("text", len(ids), service.limits)
+        service.limits.check_prompt("text", len(ids))
         deadline = service.deadline(body.timeout)
-        ticket = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
-        (found,) = await _await_or_cancel(request, ticket)
-        return score_response(service, body.text, ids, found)
+        handle = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
+        (result,) = await _await_or_cancel(request, handle)
+        return score_response(service, body.text, ids, result)
 
 
 def _add_pages(app: FastAPI, requires_token: bool) -> None:
@@ -211,12 +205,14 @@ def _add_pages(app: FastAPI, requires_token: bool) -> None:
         return HTMLResponse(render_api_docs(app.openapi(), str(request.base_url).rstrip("/"), requires_token))
 
 
-def _describe_auth(app: FastAPI, requires_token: bool) -> None:
-    """Let the schema say that a token is needed, where one is."""
-    described = app.openapi
+def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None:
+    """Add what is known at run time only: the names of the samplers, and whether a token is needed."""
+    generated = app.openapi
 
     def openapi() -> dict[str, Any]:
-        schema = described()
+        schema = generated()
+        for name in ("InfillRequest", "CompletionRequest"):
+            schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = service.sampler_names()
         if requires_token:
             schema["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},
@@ -237,50 +233,63 @@ async def _submit_generation(
     alternatives: int,
     hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
 ) -> RequestHandle:
-    """Send `n` rows for each canvas on their way."""
+    """Queue `n` sequences for each text; candidate i is sampled with seed + i."""
     deadline = service.deadline(request.timeout)
     _check_generation(service, request, masked_texts)
-    sampler, guide = service.sampler(request), await service.guidance(request, deadline)
-    works = []
-    for canvas in masked_texts:
-        stop = (lambda ids, canvas=canvas: hit_stop(canvas, ids)) if hit_stop and not may_remask(sampler) else None
-        for row in range(request.n):
-            more = {} if stop is None else {"should_stop": stop}
-            works.append(generation_job(service.model, canvas.ids, sampler, seed + row, alternatives, guide, **more))
-    return service.submit(works, deadline, stream=request.stream)
+    sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
+    can_stop = hit_stop is not None and not may_remask(sampler)
+    jobs = [
+        generation_job(
+            service.model,
+            text.ids,
+            sampler,
+            seed + index,
+            alternatives,
+            guidance,
+            partial(hit_stop, text) if can_stop and hit_stop else None,
+        )
+        for text in masked_texts
+        for index in range(request.n)
+    ]
+    return service.submit(jobs, deadline, stream=request.stream)
 
 
 def _check_generation(service: Service, request: GenerationRequest, masked_texts: Sequence[MaskedText]) -> None:
-    check_limit("n", request.n * len(masked_texts), service.limits.n)
-    for canvas in masked_texts:
-        service.check_canvas(canvas, request.length_field)
+    service.limits.check("n", request.n * len(masked_texts))
+    for text in masked_texts:
+        service.check_canvas(text, request.length_field)
+
+
+def _random_seed() -> int:
+    """A seed for a request without one; it is part of the response, so that the text can be generated again."""
+    return secrets.randbelow(1 << 31)
 
 
 async def _await_or_cancel(request: Request, handle: RequestHandle) -> list[Any]:
-    """The results; a client that goes away meanwhile frees its rows."""
+    """The results; if the client disconnects, the request is cancelled."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(handle.results()), asyncio.ensure_future(gone())
+    results, disconnect = asyncio.ensure_future(handle.results()), asyncio.ensure_future(disconnected())
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client has gone")
+        await asyncio.wait((results, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if results.done():
+            return results.result()
+        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client has disconnected")
     finally:
-        for each in (working, leaving):
-            each.cancel()
+        for future in (results, disconnect):
+            future.cancel()
         handle.cancel()
 
 
 def _sse_response(events: AsyncIterator[bytes]) -> StreamingResponse:
-    async def safely() -> AsyncIterator[bytes]:
+    async def with_errors() -> AsyncIterator[bytes]:
         try:
             async for chunk in events:
                 yield chunk
-        except tuple(ERROR_STATUS) as error:  # the status line has long been sent
+        except tuple(ERROR_STATUS) as error:  # the status line has been sent already
             yield sse_event("error", to_error(error)[1])
 
-    return StreamingResponse(safely(), media_type="text/event-stream")
+    return StreamingResponse(with_errors(), media_type="text/event-stream")

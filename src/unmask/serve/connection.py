@@ -7,11 +7,12 @@ use up the sockets of the machine.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any, ClassVar, Literal
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from unmask.serve.schemas import ErrorResponse
 
 _RESERVED_FILES = 64
 """What a process opens beside its connections."""
@@ -116,8 +117,7 @@ class Connection(H11Protocol):
         if self._is_responding:
             self.cycle.disconnected = True  # the application is told that there is nobody any more
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            problem = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-            body = json.dumps({"error": problem}).encode()
+            body = ErrorResponse.make(message).model_dump_json().encode()
             headers = [
                 ("content-type", "application/json"),
                 ("content-length", str(len(body))),

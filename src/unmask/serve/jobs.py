@@ -60,7 +60,7 @@ def generation_job(
     seed: int,
     alternatives: int = 0,
     guidance: GuidanceFn | None = None,
-    should_stop: Callable[[Sequence[int]], bool] = lambda _: False,
+    should_stop: Callable[[Sequence[int]], bool] | None = None,
 ) -> Job:
     """Fill the holes of `ids`, telling of every Step, until that is `enough`; the result is a Row."""
     mask = model.vocab.mask_id
@@ -80,7 +80,7 @@ def generation_job(
                 written[mark.position], steps[mark.position] = mark, number
             heard.clear()
             emit(StepEvent(number, shown, marks))
-            if should_stop(shown):
+            if should_stop is not None and should_stop(shown):
                 break
         return GeneratedSequence(shown, tuple(written), tuple(steps))
 

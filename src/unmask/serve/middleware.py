@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import json
 import time
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unmask.serve.metrics import Metrics
+from unmask.serve.schemas import ErrorResponse
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _SECURITY_HEADERS = {
@@ -174,8 +174,7 @@ class SecurityMiddleware:
 
 
 async def _send_error(error: HTTPException, send: Send) -> None:
-    problem = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}
-    body = json.dumps({"error": problem}).encode()
+    body = ErrorResponse.make(error.detail).model_dump_json().encode()
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

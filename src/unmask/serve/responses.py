@@ -1,8 +1,9 @@
-"""From rows to answers, whole or told step by step."""
+"""Responses to generation and score requests, complete or streamed step by step."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from unmask.data.corpus import TextStats
 from unmask.diffusion.process import LeftToRight
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.serve.jobs import GeneratedSequence, StepEvent, TokenEvent
-from unmask.serve.limits import check_context_length
 from unmask.serve.schemas import (
     CompletionChoice,
     CompletionRequest,
@@ -25,25 +25,28 @@ from unmask.serve.schemas import (
     TimeBin,
     Usage,
 )
-from unmask.serve.service import Finished, Service, may_remask, response_id
+from unmask.serve.service import Finished, Service, may_remask
 from unmask.serve.text_codec import MaskedText, safe_stream_length, truncate_at_stop
 
 _EventStream = AsyncIterator[tuple[int, Any]]
-"""What rows tell, with their numbers."""
+"""(index of the sequence, event)."""
 
 
 class InfillResponder:
-    """The answer to a request for infilling."""
+    """Builds the response to an infill request."""
 
     def __init__(self, service: Service, masked_text: MaskedText, seed: int, n: int) -> None:
         self.service, self.masked_text, self.seed, self.n = service, masked_text, seed, n
-        self.codec, self.id, self.created = service.codec, response_id("infill"), int(time.time())
+        self.codec, self.id, self.created = service.codec, _response_id("infill"), int(time.time())
 
-    def candidate(self, sequence: GeneratedSequence, index: int) -> InfillCandidate:
+    def _candidate(self, sequence: GeneratedSequence, index: int) -> InfillCandidate:
         self.service.metrics.generated_tokens.inc(self.masked_text.num_masked)
         return self.codec.infill_candidate(sequence, self.masked_text, index, self.seed + index)
 
-    def response(self, candidates: Sequence[InfillCandidate]) -> InfillResponse:
+    def response(self, sequences: Sequence[GeneratedSequence]) -> InfillResponse:
+        return self._response([self._candidate(sequence, index) for index, sequence in enumerate(sequences)])
+
+    def _response(self, candidates: Sequence[InfillCandidate]) -> InfillResponse:
         return InfillResponse(
             id=self.id,
             created=self.created,
@@ -54,22 +57,20 @@ class InfillResponder:
 
     async def stream(self, events: _EventStream) -> AsyncIterator[bytes]:
         mask, ids = self.codec.mask_id, self.masked_text.ids
-        pieces = self.codec.token_texts([id_ for id_ in ids if id_ != mask])
-        given = iter(pieces)
-        shown = [None if id_ == mask else {"id": id_, "text": next(given)} for id_ in ids]
-        start = {"id": self.id, "model": self.service.name, "seed": self.seed, "n": self.n, "tokens": shown}
-        yield sse_event("canvas", start)
+        given = iter(self.codec.token_texts([id_ for id_ in ids if id_ != mask]))
+        tokens = [None if id_ == mask else {"id": id_, "text": next(given)} for id_ in ids]
+        canvas = {"id": self.id, "model": self.service.name, "seed": self.seed, "n": self.n, "tokens": tokens}
+        yield sse_event("canvas", canvas)
         results: list[InfillCandidate | None] = [None] * self.n
-        async for index, news in events:
-            if isinstance(news, StepEvent):
-                changes = [self._change_json(mark) for mark in news.events]
-                draft = self.codec.render_draft(news.ids)
-                told = {"index": index, "step": news.step, "draft": draft, "changes": changes}
-                yield sse_event("step", told)
-            elif isinstance(news, Finished):
-                filled = results[index] = self.candidate(news.result, index)
-                yield sse_event("result", filled)
-        yield sse_event("response", self.response([result for result in results if result is not None]))
+        async for index, event in events:
+            if isinstance(event, StepEvent):
+                changes = [self._change_json(change) for change in event.events]
+                draft = self.codec.render_draft(event.ids)
+                yield sse_event("step", {"index": index, "step": event.step, "draft": draft, "changes": changes})
+            elif isinstance(event, Finished):
+                candidate = results[index] = self._candidate(event.result, index)
+                yield sse_event("result", candidate)
+        yield sse_event("response", self._response([result for result in results if result is not None]))
 
     def _change_json(self, event: TokenEvent) -> dict[str, Any]:
         return {
@@ -82,44 +83,50 @@ class InfillResponder:
 
 
 class CompletionResponder:
-    """The answer to a request for completions: row i completes canvas i // n."""
+    """Builds the response to a completion request; sequence i completes prompt i // n."""
 
-    def __init__(self, service: Service, request: CompletionRequest, masked_texts: Sequence[MaskedText]) -> None:
-        self.service, self.request, self.masked_texts, self.codec = (
-            service,
-            request,
-            masked_texts,
-            service.codec,
-        )
-        self.id, self.created = response_id("cmpl"), int(time.time())
+    def __init__(self, service: Service, request: CompletionRequest) -> None:
+        self.service, self.request, self.codec = service, request, service.codec
+        self.masked_texts = [self._masked_text(prompt) for prompt in _parse_prompts(request)]
+        self.id, self.created = _response_id("cmpl"), int(time.time())
         self.stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
 
+    def _masked_text(self, prompt: str | list[int]) -> MaskedText:
+        """The prompt, the tokens to generate and the suffix."""
+        limits, suffix, max_tokens = self.service.limits, self.request.suffix or "", self.request.max_tokens
+        num_tokens = min(16, limits.max_tokens) if max_tokens is None else max_tokens
+        ids = self.codec.tokenizer.encode(prompt) if isinstance(prompt, str) else self.codec.validate_ids(prompt)
+        given = self.codec.completion_canvas(ids, 0, suffix).num_prompt_tokens
+        # Checked before the masks are allocated: max_tokens may be any number.
+        limits.check_context("max_tokens", given, num_tokens, self.service.max_length)
+        return self.codec.completion_canvas(ids, num_tokens, suffix)
+
     def hit_stop(self, masked_text: MaskedText, ids: Sequence[int]) -> bool:
-        """Whether what follows would be cut off anyway."""
+        """Whether the generated text contains a stop, so that the rest would be cut off."""
         return (
             bool(self.stops)
             and truncate_at_stop(self.codec.decoded_prefix(_hole_ids(masked_text, ids)), self.stops) is not None
         )
 
-    def choice(self, sequence: GeneratedSequence, index: int) -> CompletionChoice:
-        canvas = self.masked_texts[index // self.request.n]
-        inside = self.codec.decoded_prefix(_hole_ids(canvas, sequence.ids))
-        self.service.metrics.generated_tokens.inc(canvas.num_masked)
-        ended = truncate_at_stop(inside, self.stops)
-        text = inside if ended is None else ended
-        (first, length), logprobs = canvas.holes[0], None
+    def _choice(self, sequence: GeneratedSequence, index: int) -> CompletionChoice:
+        masked_text = self.masked_texts[index // self.request.n]
+        generated = self.codec.decoded_prefix(_hole_ids(masked_text, sequence.ids))
+        self.service.metrics.generated_tokens.inc(masked_text.num_masked)
+        truncated = truncate_at_stop(generated, self.stops)
+        text = generated if truncated is None else truncated
+        (first, length), logprobs = masked_text.holes[0], None
         if self.request.logprobs is not None:
-            places = [place for place in range(first, first + length) if sequence.ids[place] != self.codec.mask_id]
-            logprobs = self.codec.logprobs(sequence, places)
+            positions = [i for i in range(first, first + length) if sequence.ids[i] != self.codec.mask_id]
+            logprobs = self.codec.logprobs(sequence, positions)
         return CompletionChoice(
             index=index,
-            text=self._echo(canvas) + text,
+            text=self._echo(masked_text) + text,
             logprobs=logprobs,
-            finish_reason="length" if ended is None else "stop",
+            finish_reason="length" if truncated is None else "stop",
         )
 
     def response(self, sequences: Sequence[GeneratedSequence]) -> CompletionResponse:
-        choices = [self.choice(row, index) for index, row in enumerate(sequences)]
+        choices = [self._choice(sequence, index) for index, sequence in enumerate(sequences)]
         return CompletionResponse(
             id=self.id,
             created=self.created,
@@ -129,35 +136,27 @@ class CompletionResponder:
         )
 
     def empty_sequences(self) -> list[GeneratedSequence]:
-        """The rows where no token is to be written."""
-        rows = [canvas for canvas in self.masked_texts for _ in range(self.request.n)]
-        return [GeneratedSequence(tuple(row.ids), (None,) * len(row.ids), (0,) * len(row.ids)) for row in rows]
+        """The results of a request for 0 tokens."""
+        all_ids = [tuple(text.ids) for text in self.masked_texts for _ in range(self.request.n)]
+        return [GeneratedSequence(ids, (None,) * len(ids), (0,) * len(ids)) for ids in all_ids]
 
     async def empty_events(self) -> _EventStream:
-        """The same, as they are told."""
-        for index, row in enumerate(self.empty_sequences()):
-            yield index, Finished(row)
+        """The same as a stream."""
+        for index, sequence in enumerate(self.empty_sequences()):
+            yield index, Finished(sequence)
 
     async def stream(self, events: _EventStream) -> AsyncIterator[bytes]:
-        rows = len(self.masked_texts) * self.request.n
-        sent = [""] * rows
-        settled = not may_remask(self.service.sampler(self.request))
-        async for index, news in events:
-            canvas = self.masked_texts[index // self.request.n]
-            if isinstance(news, StepEvent):
-                text = self.codec.decoded_prefix(_hole_ids(canvas, news.ids)) if settled else ""
-                text = (
-                    text[: safe_stream_length(text, self.stops)]
-                    if truncate_at_stop(text, self.stops) is None
-                    else sent[index]
-                )
-                whole = self._echo(canvas) + text if text else sent[index]
-                yield self._chunk(index, whole[len(sent[index]) :], None, self.codec.render_draft(news.ids))
-                sent[index] = whole
-            elif isinstance(news, Finished):
-                choice = self.choice(news.result, index)
+        sent = [""] * (len(self.masked_texts) * self.request.n)
+        is_final = not may_remask(self.service.sampler(self.request))
+        async for index, event in events:
+            if isinstance(event, StepEvent):
+                text = self._streamable_text(index, event.ids, sent[index]) if is_final else sent[index]
+                yield self._chunk(index, text[len(sent[index]) :], None, self.codec.render_draft(event.ids))
+                sent[index] = text
+            elif isinstance(event, Finished):
+                choice = self._choice(event.result, index)
                 rest = choice.text[len(sent[index]) :]
-                yield self._chunk(index, rest, choice.finish_reason, self.codec.render_draft(news.result.ids))
+                yield self._chunk(index, rest, choice.finish_reason, self.codec.render_draft(event.result.ids))
         if (self.request.stream_options or {}).get("include_usage"):
             last = CompletionResponse(
                 id=self.id,
@@ -168,6 +167,15 @@ class CompletionResponder:
             )
             yield f"data: {last.model_dump_json()}\n\n".encode()
         yield b"data: [DONE]\n\n"
+
+    def _streamable_text(self, index: int, ids: Sequence[int], sent: str) -> str:
+        """The text up to the first mask, as far as it cannot become part of a stop; at least what was sent."""
+        masked_text = self.masked_texts[index // self.request.n]
+        text = self.codec.decoded_prefix(_hole_ids(masked_text, ids))
+        if truncate_at_stop(text, self.stops) is not None:
+            return sent
+        text = text[: safe_stream_length(text, self.stops)]
+        return self._echo(masked_text) + text if text else sent
 
     def _chunk(self, index: int, text: str, reason: str | None, draft: str) -> bytes:
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "draft": draft}
@@ -184,8 +192,8 @@ class CompletionResponder:
         return self.codec.tokenizer.decode(masked_text.ids[: masked_text.holes[0][0]]) if self.request.echo else ""
 
     def _total_usage(self) -> Usage:
-        written = self.request.n * sum(canvas.num_masked for canvas in self.masked_texts)
-        return _usage(sum(canvas.num_prompt_tokens for canvas in self.masked_texts), written)
+        generated = self.request.n * sum(text.num_masked for text in self.masked_texts)
+        return _usage(sum(text.num_prompt_tokens for text in self.masked_texts), generated)
 
 
 def _hole_ids(masked_text: MaskedText, ids: Sequence[int]) -> Sequence[int]:
@@ -202,34 +210,25 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> Usage:
 
 
 def score_response(service: Service, text: str, ids: Sequence[int], score: Score) -> ScoreResponse:
-    """The answer to a request for a score."""
+    """The response to a score request."""
     figures: dict[str, Any] = Score(score.nats, score.variance, score.tokens, TextStats.from_text(text)).to_dict()
-    told = {name: figures[name] for name in ScoreResponse.model_fields if name in figures and name != "tokens"}
-    pieces = zip(ids, service.codec.token_texts(ids), score.token_nats, strict=True)
+    totals = {
+        name: figures[name]
+        for name in ScoreResponse.model_fields
+        if name in figures and name not in ("tokens", "by_time")
+    }
+    tokens = zip(ids, service.codec.token_texts(ids), score.token_nats, strict=True)
     return ScoreResponse(
         model=service.name,
         exact=isinstance(service.model.denoiser.process, LeftToRight),
         nats=score.nats,
-        tokens=[ScoredToken(id=id_, text=piece, nats=nats) for id_, piece, nats in pieces],
+        tokens=[ScoredToken(id=id_, text=token_text, nats=nats) for id_, token_text, nats in tokens],
         by_time=[
-            TimeBin(start=cell / TIME_BINS, end=(cell + 1) / TIME_BINS, nats_per_token=nats, standard_error=error)
-            for cell, (nats, error) in enumerate(zip(score.by_time, score.by_time_error, strict=True))
+            TimeBin(start=index / TIME_BINS, end=(index + 1) / TIME_BINS, nats_per_token=nats, standard_error=error)
+            for index, (nats, error) in enumerate(zip(score.by_time, score.by_time_error, strict=True))
         ],
-        **{name: value for name, value in told.items() if name != "by_time"},
+        **totals,
     )
-
-
-def completion_canvases(service: Service, request: CompletionRequest) -> list[MaskedText]:
-    """A canvas for each prompt."""
-    wording = service.codec
-    tokens = min(16, service.limits.max_tokens) if request.max_tokens is None else request.max_tokens
-    canvases = []
-    for prompt in _parse_prompts(request):
-        ids = wording.tokenizer.encode(prompt) if isinstance(prompt, str) else wording.validate_ids(prompt)
-        given = wording.completion_canvas(ids, 0, request.suffix or "").num_prompt_tokens
-        check_context_length("max_tokens", given, tokens, service.max_length, service.limits)  # it may be any number
-        canvases.append(wording.completion_canvas(ids, tokens, request.suffix or ""))
-    return canvases
 
 
 def _parse_prompts(request: CompletionRequest) -> list[str | list[int]]:
@@ -238,8 +237,12 @@ def _parse_prompts(request: CompletionRequest) -> list[str | list[int]]:
         return [request.prompt]
     if not request.prompt:
         raise ValueError("the list of prompts is empty")
-    texts = [each for each in request.prompt if isinstance(each, str | list)]
-    return texts or [[each for each in request.prompt if isinstance(each, int)]]
+    prompts = [item for item in request.prompt if isinstance(item, str | list)]
+    return prompts or [[item for item in request.prompt if isinstance(item, int)]]
+
+
+def _response_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def sse_event(name: str, data: BaseModel | dict[str, Any]) -> bytes:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from unmask.sampling import SAMPLERS
 from unmask.sampling.blockwise import CACHE_POLICIES
 from unmask.serve.compat import field_error, normalize_fields
 
@@ -50,8 +49,7 @@ class GenerationRequest(_StrictRequest):
     )
     sampler: str = Field(
         "default",
-        description="In which order holes are filled.",
-        json_schema_extra=lambda schema: schema.update(enum=["default", *SAMPLERS]),
+        description="The order in which masked tokens are unmasked, by name; /v1/models lists the names.",
     )
     block_size: int | None = Field(
         None, ge=1, description="Write from left to right in blocks of so many tokens, `steps` each."
@@ -325,6 +323,13 @@ class ErrorBody(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """As OpenAI's clients read it."""
+    """An error as OpenAI's clients read it."""
 
     error: ErrorBody
+
+    @classmethod
+    def make(
+        cls, message: str, type_: str = "invalid_request_error", param: str | None = None, code: str | None = None
+    ) -> ErrorResponse:
+        """An error with these values."""
+        return cls(error=ErrorBody(message=message, type=type_, param=param, code=code))

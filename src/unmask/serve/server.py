@@ -1,21 +1,52 @@
-"""Start the server and see it to its end."""
+"""Start the server, and shut it down in time."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Collection
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from unmask.model import LanguageModel
 from unmask.serve.app import create_app
-from unmask.serve.draining import GracefulServer
+from unmask.serve.connection import Connection
+from unmask.serve.engine import SHUTDOWN_GRACE_SECONDS
 from unmask.serve.middleware import LOOPBACK_HOSTS, validate_origin
 from unmask.serve.service import Service
+
+_FINAL_RESPONSE_SECONDS = 2.0
+"""Seconds for the last responses, after which connections are closed."""
+
+
+class GracefulServer(uvicorn.Server):
+    """A uvicorn server that closes the service first, while waiting clients can still get a response.
+
+    Running requests are finished or, after `shutdown_timeout` seconds, answered with an error.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, shutdown_timeout: float, **options: Any) -> None:
+        limit = math.ceil(shutdown_timeout + SHUTDOWN_GRACE_SECONDS + _FINAL_RESPONSE_SECONDS)
+        options = {"http": Connection, "ws": "none", **options}
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=limit, **options))
+        self.service, self.shutdown_timeout = service, shutdown_timeout
+        self.engine_stopped = True
+        """Whether the engine's thread has ended; otherwise the process must exit without it."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.shutdown_timeout))
+        await super().shutdown(sockets)
+        await self.service.close_regex_compiler()
+        self.engine_stopped = await closing
 
 
 def serve(
@@ -29,18 +60,19 @@ def serve(
     allowed_origins: Collection[str] = (),
     log: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Listen until a signal; `load` brings the model while the server already answers /health.
+    """Serve until a signal arrives; `load` loads the model while the server already answers /health.
 
-    An address that others can reach needs a token. SIGTERM ends it once what has begun is finished, but not
-    later than after `patience` seconds and a few more for telling those who still wait.
+    A host that other machines can reach needs a token. SIGTERM ends the server when running requests are
+    finished, at the latest after `shutdown_timeout` seconds and a few more for error responses.
     """
     if not _is_loopback(host) and not token:
         raise ValueError(
-            f"{host} can be reached by others, so it needs a token: --token SECRET, or the variable UNMASK_TOKEN"
+            f"{host} can be reached from other machines, so it needs a token: --token SECRET, or the variable"
+            " UNMASK_TOKEN"
         )
     for origin in allowed_origins:
         validate_origin(origin)
-    listening = _bind_socket(host, port)
+    listener = _bind_socket(host, port)
     failed: list[Exception] = []
 
     def on_failure(error: Exception) -> None:
@@ -54,16 +86,16 @@ def serve(
     app = create_app(service, on_startup, hosts, token, allowed_origins)
     server = GracefulServer(app, service, shutdown_timeout, log_level="warning", access_log=False, server_header=False)
     if threading.current_thread() is threading.main_thread():
-        # uvicorn hands the signal on once all is done; to have finished is no failure.
+        # uvicorn raises the signal again after shutdown; the process shall still exit with 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
     shown = f"[{host}]" if ":" in host else host
-    log(f"http://{shown}:{listening.getsockname()[1]}/ (loading {service.name})")
+    log(f"http://{shown}:{listener.getsockname()[1]}/ (loading {service.name})")
     try:
-        server.run(sockets=[listening])
+        server.run(sockets=[listener])
     finally:
-        listening.close()
+        listener.close()
     if not server.engine_stopped:
-        # A thread that never ends cannot be waited for, and would be torn apart by the interpreter's end.
+        # A stuck thread cannot be joined, and would crash in the interpreter's shutdown.
         sys.stderr.flush()
         os._exit(1)
     if failed:
@@ -71,7 +103,7 @@ def serve(
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:
@@ -81,12 +113,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
-    """A listening socket, or a sentence about why there is none."""
+    """A listening socket; ValueError if the address cannot be bound."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, OverflowError):
-        raise ValueError(f"{host}:{port} is no address that a server can listen at") from None
-    # Named as TCP, or asyncio leaves Nagle's algorithm on, and every answer waits 40 ms.
+        raise ValueError(f"{host}:{port} is not an address that a server can listen at") from None
+    # With the protocol given, asyncio turns off Nagle's algorithm, which delays responses by 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,6 +127,6 @@ def _bind_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"port {port} of {host} is taken by another program; choose another with --port") from None
+            raise ValueError(f"port {port} of {host} is in use by another program; choose another --port") from None
         raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}") from None
     return listening

@@ -1,118 +1,120 @@
-"""The model as requests see it: load it, plan what a request asks for, hand that to the engine."""
+"""The served model: it is loaded here, and requests become samplers, guidance and jobs of the engine."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from unmask.config import suggest
+from unmask.config import lookup, suggest
 from unmask.diffusion.categorical import SamplingParams
-from unmask.diffusion.process import BlockMasking, Masking
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.model import LanguageModel
-from unmask.sampling import SAMPLERS, Blockwise, ReMDM, Sampler, UniformAncestral
+from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Blockwise, ReMDM, Sampler, UniformAncestral
 from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve.examples import example_templates
-from unmask.serve.limits import Limits, check_context_length, check_limit, checked_or_default
+from unmask.serve.limits import Limits
 from unmask.serve.metrics import Metrics
 from unmask.serve.regex_compiler import RegexCompiler
 from unmask.serve.schemas import GenerationRequest, ModelCard
 from unmask.serve.text_codec import MaskedText, TextCodec
 
 _DEFAULT_MAX_LENGTH = 4096
-"""The longest canvas of a model that does not have one."""
+"""The longest sequence where the model has no limit."""
 
 
 class NotReadyError(Exception):
-    """The model is still being loaded."""
-
-
-class _StuckError(NotReadyError):
-    """The engine does not come to the end of its turn."""
+    """The model is still being loaded, or its engine is stuck."""
 
 
 class UnknownModelError(ValueError):
-    """A request for another model than the one that is served."""
+    """A request for a model that is not served."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A row of a request has its result."""
+    """A sequence of a request has its result."""
 
     result: Any
 
 
 class RequestHandle:
-    """The rows of one request on their way; `give_up` where nobody waits for them any more."""
+    """A submitted request: the events and results of its sequences."""
 
     def __init__(self, engine: Engine, jobs: Sequence[Job], deadline: float, stream: bool) -> None:
         loop = asyncio.get_running_loop()
         self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
         self._deadline = deadline
 
-        def event_fn(row: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
+        def event_fn(index: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
             def emit(event: Any) -> None:
-                # In the engine's thread, which must not care whether the server's loop has closed meanwhile.
+                # Called in the engine's thread; the server's event loop may be closed already.
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._events.put_nowait, (row, wrap(event)))
+                    loop.call_soon_threadsafe(self._events.put_nowait, (index, wrap(event)))
 
             return emit
 
-        self._tasks = [Task(work, event_fn(row, Finished), deadline=deadline) for row, work in enumerate(jobs)]
+        self._tasks = [Task(job, event_fn(index, Finished), deadline=deadline) for index, job in enumerate(jobs)]
         if stream:
-            for row, task in enumerate(self._tasks):
-                task.on_progress = event_fn(row, lambda event: event)
+            for index, task in enumerate(self._tasks):
+                task.on_progress = event_fn(index, lambda event: event)
         engine.submit(self._tasks)
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
-        """What the rows tell, with their numbers, until all have Ended; an exception of any is raised.
+        """(index of the sequence, event) until all are Finished; an error of any sequence is raised.
 
-        The engine looks at deadlines between its turns; here they hold whatever it does.
+        The engine checks deadlines between iterations; here they hold even while it is busy.
         """
-        left = len(self._tasks)
+        remaining = len(self._tasks)
         try:
-            while left:
+            while remaining:
                 try:
                     async with asyncio.timeout(self._deadline - time.monotonic()):
-                        row, event = await self._events.get()
+                        index, event = await self._events.get()
                 except TimeoutError:
                     raise DeadlineError("the deadline has passed") from None
                 if isinstance(event, Finished):
                     if isinstance(event.result, Exception):
                         raise event.result
-                    left -= 1
-                yield row, event
+                    remaining -= 1
+                yield index, event
         finally:
             self.cancel()
 
     async def results(self) -> list[Any]:
-        """The results of all rows."""
-        found: list[Any] = [None] * len(self._tasks)
-        async for row, event in self.events():
+        """The results of all sequences."""
+        results: list[Any] = [None] * len(self._tasks)
+        async for index, event in self.events():
             if isinstance(event, Finished):
-                found[row] = event.result
-        return found
+                results[index] = event.result
+        return results
 
     def cancel(self) -> None:
-        """Free what is still on its way."""
+        """Drop what is not finished yet."""
         self._engine.cancel(self._tasks)
 
 
 class Service:
-    """A model, its limits and its engine; the model comes with `begin`."""
+    """A model, its limits and its engine; `start` loads the model.
+
+    `samplers` adds sampler objects of the caller, which requests choose by these names.
+    """
 
     def __init__(
-        self, name: str, limits: Limits, max_batch: int = 32, max_queue: int = 256, stuck_after: float = 60.0
+        self,
+        name: str,
+        limits: Limits,
+        max_batch: int = 32,
+        max_queue: int = 256,
+        stuck_after: float = 60.0,
+        samplers: Mapping[str, Sampler] | None = None,
     ) -> None:
         self.name, self.limits, self.max_batch, self.max_queue = name, limits, max_batch, max_queue
-        self.stuck_after = stuck_after
+        self.stuck_after, self.samplers = stuck_after, dict(samplers or {})
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
         self._codec: TextCodec | None = None
@@ -124,7 +126,7 @@ class Service:
         on_ready: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
     ) -> None:
-        """Load the model, in the engine's thread, and serve it from then on."""
+        """Load the model in the engine's thread, then serve it."""
 
         def loaded() -> LanguageModel:
             model = load()
@@ -138,23 +140,23 @@ class Service:
         )
 
     def close(self, shutdown_timeout: float) -> bool:
-        """Finish what there is, then stop; whether the engine has come to its end."""
+        """Finish running requests, then stop; returns whether the engine's thread has ended."""
         return self._engine is None or self._engine.close(shutdown_timeout)
 
     async def close_regex_compiler(self) -> None:
-        """Nobody will ask for a pattern any more."""
+        """Stop the process that compiles regular expressions."""
         if self._regex_compiler is not None:
             await self._regex_compiler.close()
 
     def check_alive(self) -> None:
-        """Refuse where nothing can be expected any more: the engine has ended, or is stuck."""
+        """Raise if the engine has ended or is stuck."""
         engine = self._engine
         if engine is not None and not engine.alive:
             raise EngineClosedError("the server is stopping")
         if engine is not None and engine.stuck:
-            raise _StuckError(
-                f"the engine has been in one turn for {engine.iteration_seconds:.0f} seconds: it may be stuck, and"
-                " then only a new start helps"
+            raise NotReadyError(
+                f"the engine has been in one iteration for {engine.iteration_seconds:.0f} seconds and may be stuck:"
+                " restart the server"
             )
 
     @property
@@ -164,7 +166,7 @@ class Service:
 
     @property
     def engine(self) -> Engine:
-        """The engine, once there is one."""
+        """The engine; NotReadyError until the model is loaded."""
         self.check_alive()
         if self._engine is None or not self._engine.ready:
             raise NotReadyError("the model is still being loaded: try again in a few seconds")
@@ -177,33 +179,37 @@ class Service:
 
     @property
     def codec(self) -> TextCodec:
-        """Its tokenizer."""
-        _ = self.engine  # or there is none yet
+        """Conversion between text and ids."""
+        _ = self.engine  # raises if the model is not loaded yet
         assert self._codec is not None
         return self._codec
 
     @property
     def max_length(self) -> int:
-        """The longest canvas."""
+        """The longest sequence."""
         return self.model.denoiser.max_length or _DEFAULT_MAX_LENGTH
 
     def model_card(self) -> ModelCard:
-        """What there is to know before asking."""
-        denoise = self.model.denoiser
-        named = list(SAMPLERS) if isinstance(denoise.process, Masking | BlockMasking) else []
-        room = min(self.max_length, self.limits.prompt_tokens, self.limits.max_tokens)
+        """The model, its samplers and the limits."""
+        denoiser = self.model.denoiser
+        max_tokens = min(self.max_length, self.limits.prompt_tokens, self.limits.max_tokens)
         return ModelCard(
             id=self.name,
             created=self.created,
-            objective=type(denoise.objective).__name__,
-            num_parameters=sum(weight.numel() for weight in denoise.parameters()),
+            objective=type(denoiser.objective).__name__,
+            num_parameters=sum(weight.numel() for weight in denoiser.parameters()),
             vocab_size=self.model.vocab.size,
             max_length=self.max_length,
-            samplers=["default", *named],
+            samplers=self.sampler_names(),
             default_sampler=_sampler_name(self.model.default_sampler(1)),
-            examples=example_templates(self.codec.tokenizer, room),
+            examples=example_templates(self.codec.tokenizer, max_tokens),
             limits=asdict(self.limits),
         )
+
+    def sampler_names(self) -> list[str]:
+        """The samplers that requests may name; before the model is loaded, those of all models."""
+        masked = not self.ready or self.model.denoiser.process.has_masks
+        return ["default", *(SAMPLERS if masked else ()), *self.samplers]
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -212,20 +218,25 @@ class Service:
             raise UnknownModelError(f"there is no model {name!r} here{hint}; this server has {self.name!r}")
 
     def deadline(self, timeout: float | None) -> float:
-        """When a request that comes now is late, by `time.monotonic`."""
+        """The deadline of a request that arrives now, as a time of `time.monotonic`."""
         return time.monotonic() + min(timeout or self.limits.timeout, self.limits.timeout)
 
     def sampler(self, request: GenerationRequest) -> Sampler:
-        """The sampler of a request, whose numbers are within the limits."""
-        check_limit("n", request.n, self.limits.n)
-        steps = checked_or_default("steps", request.steps, 64, self.limits.steps)
-        choice = SamplingParams(request.temperature, request.top_k, request.top_p)
+        """The sampler of a request; its numbers must be within the limits."""
+        self.limits.check("n", request.n)
+        steps = self.limits.resolve("steps", request.steps, 64)
+        params = SamplingParams(request.temperature, request.top_k, request.top_p)
+        # Only names of the tables: a client must not make the server import "package.module:Name".
+        lookup(request.sampler, dict.fromkeys(("default", *SAMPLERS, *self.samplers)), "sampler")
+        if request.sampler in self.samplers:
+            given = params if request.model_fields_set & {"temperature", "top_k", "top_p"} else None
+            return _with_options(self.samplers[request.sampler], steps=request.steps, params=given)
         return self.model.make_sampler(
-            request.sampler, steps, choice, block_size=request.block_size, cache=request.cache
+            request.sampler, steps, params, block_size=request.block_size, cache=request.cache
         )
 
     async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:
-        """What a request asks of its text beyond the model, its patterns worked out."""
+        """The guidance of a request, with its regular expressions compiled; None without any."""
         if not request.cfg_scale and not request.regex:
             return None
 
@@ -238,35 +249,34 @@ class Service:
 
     @property
     def regex_compiler(self) -> RegexCompiler:
-        """Who works out the patterns of requests."""
+        """The compiler of regular expressions, started at first use."""
         if self._regex_compiler is None:
             self._regex_compiler = RegexCompiler(self.codec.tokenizer)
         return self._regex_compiler
 
     def check_canvas(self, masked_text: MaskedText, param: str) -> None:
-        """Refuse what is too long; `param` is the field that says how many tokens are to be written."""
-        check_context_length(param, masked_text.num_prompt_tokens, masked_text.num_masked, self.max_length, self.limits)
+        """Refuse a text that is too long; `param` is the field with the number of new tokens."""
+        self.limits.check_context(param, masked_text.num_prompt_tokens, masked_text.num_masked, self.max_length)
 
     def submit(self, jobs: Sequence[Job], deadline: float, stream: bool = False) -> RequestHandle:
-        """Send the rows of a request on their way; if `watched`, they tell of their progress."""
+        """Queue the sequences of a request; with `stream`, they report every step."""
         return RequestHandle(self.engine, jobs, deadline, stream)
 
 
 def may_remask(sampler: Sampler) -> bool:
-    """Whether a token that is written may still change."""
+    """Whether the sampler may change a token that it has generated."""
     return isinstance(sampler.sampler if isinstance(sampler, Blockwise) else sampler, ReMDM | UniformAncestral)
 
 
 def _sampler_name(sampler: Sampler) -> str:
-    """What commands and requests call it: FirstHitting is first-hitting."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(sampler).__name__).lower()
+    """The name of a sampler in its table, or else the name of its class."""
+    class_name = type(sampler).__name__
+    return {**SAMPLERS.class_names, **PROCESS_SAMPLERS.class_names}.get(class_name, class_name)
 
 
-def random_seed() -> int:
-    """A seed for who did not bring one; it is told, so that the answer can be had again."""
-    return secrets.randbelow(1 << 31)
-
-
-def response_id(prefix: str) -> str:
-    """A name for an answer."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+def _with_options(sampler: Sampler, **options: Any) -> Sampler:
+    """The sampler with the options of a request, as far as it has such fields; None leaves a field as it is."""
+    if not is_dataclass(sampler):
+        return sampler
+    names = {field.name for field in fields(sampler)}
+    return replace(sampler, **{name: value for name, value in options.items() if name in names and value is not None})

@@ -1,4 +1,4 @@
-"""Between text and ids: a request's text as a canvas, and a filled canvas as an answer."""
+"""Between text and ids: templates to masked ids, and generated ids to parts of a response."""
 
 from __future__ import annotations
 
@@ -8,128 +8,127 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask.data.tokenizers import REPLACEMENT_CHAR, Tokenizer, token_texts
-from unmask.sampling.canvas import Template, parse_template
+from unmask.sampling.canvas import Template, encode_template, parse_template
 from unmask.serve.jobs import GeneratedSequence, TokenEvent
 from unmask.serve.schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
 
 
 @dataclass(frozen=True)
 class MaskedText:
-    """Ids with the mask in their holes, which are given as (first position, length)."""
+    """Ids with the mask in their holes; `holes` are (first position, length)."""
 
     ids: list[int]
     holes: list[tuple[int, int]]
 
     @property
     def num_masked(self) -> int:
-        """Tokens to be written."""
+        """Tokens to generate."""
         return sum(length for _, length in self.holes)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens that are there already."""
+        """Tokens that are given."""
         return len(self.ids) - self.num_masked
 
 
 @dataclass(frozen=True)
 class TextCodec:
-    """A tokenizer and the id of the mask."""
+    """Conversions with a tokenizer and a mask id."""
 
     tokenizer: Tokenizer
     mask_id: int
 
     def encode_template(self, template: Template) -> MaskedText:
-        """The canvas of a template."""
-        ids: list[int] = []
-        holes = []
-        for piece in parse_template(template):
-            if isinstance(piece, int):
-                holes.append((len(ids), piece))
-                ids += [self.mask_id] * piece
-            else:
-                ids += self.tokenizer.encode(piece) if isinstance(piece, str) else self.validate_ids(piece)
-        return MaskedText(ids, holes)
+        """The ids of a template; neighbouring holes stay apart."""
+        parts = parse_template(template)
+        ids = encode_template(parts, self._encode, self.mask_id)
+        masked = [position for position, id_ in enumerate(ids) if id_ == self.mask_id]
+        lengths = [part for part in parts if isinstance(part, int)]
+        first_masks = itertools.accumulate(lengths, initial=0)
+        return MaskedText(ids, [(masked[i], length) for i, length in zip(first_masks, lengths, strict=False)])
+
+    def _encode(self, part: str | list[int]) -> list[int]:
+        return self.tokenizer.encode(part) if isinstance(part, str) else self.validate_ids(part)
 
     def validate_ids(self, ids: list[int]) -> list[int]:
-        """Ids that a client sent, each of which must be a token of the tokenizer's."""
-        known = self.tokenizer.vocab_size
+        """Ids of a request; each must be a token of the tokenizer."""
+        size = self.tokenizer.vocab_size
         for id_ in ids:
-            if not 0 <= id_ < known or id_ == self.mask_id:
-                raise ValueError(f"the token {id_} is not one of the tokenizer's 0..{known - 1}")
+            if not 0 <= id_ < size or id_ == self.mask_id:
+                raise ValueError(f"the token {id_} is not one of the tokenizer's 0..{size - 1}")
         return ids
 
     def completion_canvas(self, prompt: Sequence[int], num_tokens: int, suffix: str) -> MaskedText:
-        """A canvas with one hole."""
-        after = self.tokenizer.encode(suffix) if suffix else []
-        return MaskedText([*prompt, *[self.mask_id] * num_tokens, *after], [(len(prompt), num_tokens)])
+        """A prompt, one hole and a suffix."""
+        suffix_ids = self.tokenizer.encode(suffix) if suffix else []
+        return MaskedText([*prompt, *[self.mask_id] * num_tokens, *suffix_ids], [(len(prompt), num_tokens)])
 
     def render_draft(self, ids: Sequence[int]) -> str:
-        """What is written so far, as a template: masks are holes again."""
+        """The current text as a template: masks become holes."""
         parts = []
-        for hidden, run in itertools.groupby(ids, key=lambda id_: id_ == self.mask_id):
+        for masked, run in itertools.groupby(ids, key=lambda id_: id_ == self.mask_id):
             tokens = list(run)
-            parts.append(f"<mask:{len(tokens)}>" if hidden else self.tokenizer.decode(tokens))
+            parts.append(f"<mask:{len(tokens)}>" if masked else self.tokenizer.decode(tokens))
         return "".join(parts)
 
     def decoded_prefix(self, ids: Sequence[int]) -> str:
-        """The text up to the first mask, without a character that is not yet whole."""
-        known = list(itertools.takewhile(lambda id_: id_ != self.mask_id, ids))
-        text = self.tokenizer.decode(known)
-        return text if len(known) == len(ids) else text.rstrip(REPLACEMENT_CHAR)
+        """The text up to the first mask, without an incomplete character at its end."""
+        prefix = list(itertools.takewhile(lambda id_: id_ != self.mask_id, ids))
+        text = self.tokenizer.decode(prefix)
+        return text if len(prefix) == len(ids) else text.rstrip(REPLACEMENT_CHAR)
 
     def decode_token(self, id_: int) -> str:
-        """A token by itself."""
+        """The text of a single token."""
         return self.tokenizer.decode([id_])
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text cut into a piece for each id."""
+        """The text of each token within the whole text."""
         return token_texts(self.tokenizer.decode, ids)
 
     def tokenize(self, text: str) -> tuple[list[int], list[str]]:
-        """The ids of a text, and its pieces."""
+        """The ids of a text, and the text of each token."""
         ids = self.tokenizer.encode(text)
         return ids, self.token_texts(ids)
 
     def infill_candidate(
         self, sequence: GeneratedSequence, masked_text: MaskedText, index: int, seed: int
     ) -> InfillCandidate:
-        """A candidate as it is answered."""
-        pieces = self.token_texts(sequence.ids)
-        starts = [0, *itertools.accumulate(len(piece) for piece in pieces)]
+        """A candidate of an infill response."""
+        texts = self.token_texts(sequence.ids)
+        starts = [0, *itertools.accumulate(map(len, texts))]
         spans = []
         for first, length in masked_text.holes:
-            places = range(first, first + length)
             start, end = starts[first], starts[first + length]
-            tokens = [self._generated_token(sequence, place, pieces[place]) for place in places]
-            spans.append(InfillSpan(start=start, end=end, text="".join(pieces)[start:end], tokens=tokens))
-        return InfillCandidate(index=index, seed=seed, text="".join(pieces), spans=spans, steps=max(sequence.steps))
+            tokens = [self._generated_token(sequence, i, texts[i]) for i in range(first, first + length)]
+            spans.append(InfillSpan(start=start, end=end, text="".join(texts)[start:end], tokens=tokens))
+        return InfillCandidate(index=index, seed=seed, text="".join(texts), spans=spans, steps=max(sequence.steps))
 
     def logprobs(self, sequence: GeneratedSequence, positions: Sequence[int]) -> Logprobs:
-        """The tokens at these places, as OpenAI tells of them."""
-        pieces = self.token_texts([sequence.ids[place] for place in positions])
-        marks = [sequence.events[place] for place in positions]
+        """The log-probabilities of these tokens in OpenAI's form."""
+        texts = self.token_texts([sequence.ids[position] for position in positions])
+        events = [sequence.events[position] for position in positions]
         return Logprobs(
-            tokens=pieces,
-            token_logprobs=[None if mark is None else mark.logprob for mark in marks],
+            tokens=texts,
+            token_logprobs=[None if event is None else event.logprob for event in events],
             top_logprobs=[
-                {each.text: _safe_log(each.probability) for each in self.alternatives(mark)} for mark in marks
+                {each.text: _safe_log(each.probability) for each in self.alternatives(event)} for event in events
             ],
-            text_offset=[0, *itertools.accumulate(len(piece) for piece in pieces)][:-1],
+            text_offset=[0, *itertools.accumulate(map(len, texts))][:-1],
         )
 
     def alternatives(self, event: TokenEvent | None) -> list[Alternative]:
-        """What else the network held possible."""
-        others = () if event is None else event.alternatives
-        return [Alternative(id=id_, text=self.decode_token(id_), probability=p) for id_, p in others]
+        """The most probable tokens of a position."""
+        pairs = () if event is None else event.alternatives
+        return [Alternative(id=id_, text=self.decode_token(id_), probability=p) for id_, p in pairs]
 
     def _generated_token(self, sequence: GeneratedSequence, position: int, text: str) -> GeneratedToken:
-        mark = sequence.events[position]
+        event = sequence.events[position]
         return GeneratedToken(
             id=sequence.ids[position],
             text=text,
-            logprob=None if mark is None else mark.logprob,
+            logprob=None if event is None else event.logprob,
             step=sequence.steps[position],
-            alternatives=self.alternatives(mark),
+            alternatives=self.alternatives(event),
         )
 
 
@@ -138,12 +137,12 @@ def _safe_log(probability: float) -> float:
 
 
 def truncate_at_stop(text: str, stops: Sequence[str]) -> str | None:
-    """The text up to the first of the stops; None if there is none in it."""
-    found = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(found)] if found else None
+    """The text before the first stop; None if it contains no stop."""
+    starts = [start for stop in stops if (start := text.find(stop)) >= 0]
+    return text[: min(starts)] if starts else None
 
 
 def safe_stream_length(text: str, stops: Sequence[str]) -> int:
-    """How many characters cannot become part of a stop when more follow."""
+    """How many characters cannot become part of a stop, whatever follows."""
     longest = max((len(stop) for stop in stops), default=1)
     return max(0, len(text) - (longest - 1))
