@@ -14,7 +14,7 @@ import pytest
 import tiny_models
 import unmask
 from reference_models import write_reference_model
-from unmask.cli.table import format_with_error, print_table
+from unmask.cli.table import estimate_cell, print_table
 from unmask.evaluation.reference_model import CausalReferenceModel
 
 TEXT = "abc cab\n\nbca abc a b c\n" * 12
@@ -183,7 +183,7 @@ def test_a_judge_is_named_by_its_weights(alphabet: str, command: Callable[..., A
     ],
 )
 def test_figures_have_the_digits_that_mean_something(value: float | None, error: float | None, shown: str) -> None:
-    assert format_with_error(value, error) == shown
+    assert estimate_cell(value, error) == shown
 
 
 def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig, score_corpus
+from unmask.likelihood.step_bounds import step_bounds
 from unmask.objectives import MDLM, SEDD, NextToken
 from unmask.report import ReportConfig, write_report
 from unmask.report.collect import _STEP_COUNTS, ReportData, collect
@@ -28,7 +29,6 @@ from unmask.report.html import render_page
 from unmask.report.plots import make_plots
 from unmask.report.plotting import Plot
 from unmask.report.samples import RevealedSample, RevealedToken
-from unmask.report.step_bounds import step_bounds
 from unmask.run import run_experiment
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW
@@ -163,8 +163,8 @@ def test_the_numbers_are_those_of_report_json(report: Path) -> None:
     assert [bound["steps"] for bound in data["step_bounds"]] == [*_STEP_COUNTS, None]
     assert len(data["curves"]["loss"]) == 6
     assert data["curves"]["valid_step"] == [3, 6]
-    assert data["settings"]["corpus"] == data["provenance"]["data"]["corpus (SHA-256)"]
-    assert data["settings"]["corpus"] in text
+    stored = json.loads((report.parent / "experiment.json").read_text(encoding="utf-8"))
+    assert stored["corpus_sha256"] == data["provenance"]["data"]["corpus (SHA-256)"]
     assert data["provenance"]["report"]["windows"] == QUICK.windows
     assert all(version in text for version in data["provenance"]["versions"].values())
     assert all(sample["text"] in text for sample in data["samples"])
@@ -266,7 +266,9 @@ def test_exact_counts_are_no_hindrance(tmp_path: Path) -> None:
 def test_the_limit_has_the_luck_of_many_steps(tmp_path: Path) -> None:
     run = trained(tmp_path / "even", objective=MDLM(exact_mask_counts=True))
     lm, corpus = unmask.load(run), Corpus.open(run / "corpus")
-    many, limit = step_bounds(lm, corpus, Wrapped(16), (1 << 16,), windows=4, replicates=2, seed=0)
+    loader = Loader(corpus.splits["valid"], Wrapped(16), batch_size=4)
+    with lm.inference_mode():
+        many, limit = step_bounds(lm.denoiser, lm.objective, loader, (1 << 16,), EvalConfig(4, 2))
     assert (many.steps, limit.steps) == (1 << 16, None)
     assert limit.standard_error > 1e-3
     assert limit.nats_per_token == pytest.approx(many.nats_per_token, abs=0.02 * limit.standard_error)
@@ -330,7 +332,7 @@ def test_what_cannot_be_reported_is_told(run: Path, tmp_path: Path, monkeypatch:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"is not a report \(holds thesis\.tex\), and is left as it is"):
+    with pytest.raises(ValueError, match=r"is not a report \(holds thesis\.tex\); choose another folder"):
         write_report(run, mine, QUICK)
     assert (mine / "thesis.tex").exists()
     with pytest.raises(ValueError, match="replicates must be at least 2"):
@@ -349,7 +351,7 @@ def test_every_part_of_the_work_is_told(run: Path, tmp_path: Path) -> None:
         yield told[what].append
 
     write_report(run, tmp_path / "told", QUICK, progress)
-    assert list(told) == ["held-out text", "bounds by steps", "samples", "drawing"]
+    assert list(told) == ["held-out text", "bounds by steps", "samples", "plots"]
     assert told["held-out text"][0] == told["held-out text"][-1] == 4 * 2
     assert told["bounds by steps"] == [len(_STEP_COUNTS) + 1, *range(1, len(_STEP_COUNTS) + 2)]
     assert told["samples"][0] == 4

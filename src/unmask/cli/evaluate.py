@@ -21,7 +21,7 @@ from unmask.cli.arguments import (
     write_results,
 )
 from unmask.cli.generate import SAMPLER_OPTION, sampler_steps
-from unmask.cli.table import format_with_error, print_table
+from unmask.cli.table import estimate_cell, print_table
 
 if TYPE_CHECKING:
     from unmask.data.corpus import Corpus
@@ -238,11 +238,11 @@ def _print_scores(measured: list[tuple[ResolvedDataset, Corpus, Score]]) -> None
         lines.append(
             (
                 text.name,
-                format_with_error(f["nats_per_token"], f["standard_error"]),
-                format_with_error(f["perplexity"], f["perplexity_error"]),
-                format_with_error(f["bits_per_byte"], f["bits_per_byte_error"]),
-                format_with_error(f["bits_per_character"], f["bits_per_character_error"]),
-                format_with_error(f["word_perplexity"], f["word_perplexity_error"]),
+                estimate_cell(f["nats_per_token"], f["standard_error"]),
+                estimate_cell(f["perplexity"], f["perplexity_error"]),
+                estimate_cell(f["bits_per_byte"], f["bits_per_byte_error"]),
+                estimate_cell(f["bits_per_character"], f["bits_per_character_error"]),
+                estimate_cell(f["word_perplexity"], f["word_perplexity_error"]),
                 f"{score.tokens:,}",
             )
         )
@@ -255,10 +255,10 @@ def _print_sample_metrics(measured: list[SampleMetrics]) -> None:
         (
             each.sampler,
             "" if each.steps is None else str(each.steps),
-            format_with_error(each.perplexity, each.perplexity_error),
-            format_with_error(each.entropy, each.entropy_error),
-            format_with_error(each.distinct_2, None),
-            format_with_error(each.repetition, None),
+            estimate_cell(each.perplexity, each.perplexity_error),
+            estimate_cell(each.entropy, each.entropy_error),
+            estimate_cell(each.distinct_2, None),
+            estimate_cell(each.repetition, None),
             str(each.nfe),
             f"{each.seconds:.1f}",
         )

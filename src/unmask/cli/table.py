@@ -1,21 +1,15 @@
-"""Figures for people: aligned columns, and as many digits as the error leaves meaning to."""
+"""Tables on the terminal."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from unmask.report.formatting import format_with_error
 
-def format_with_error(value: float | None, error: float | None) -> str:
-    """Such as 3.214 ± 0.012: the error to two digits, the value to as many places; four digits if exact."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value) or abs(value) >= 1e7:
-        return f"{value:.2e}"
-    if not error or not math.isfinite(error):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    places = min(4, max(0, 1 - math.floor(math.log10(error))))
-    return f"{value:,.{places}f} ± {error:,.{places}f}"
+
+def estimate_cell(value: float | None, error: float | None) -> str:
+    """Such as 3.214 ± 0.012; without an error, four digits."""
+    return " ".join(filter(None, format_with_error(value, error)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

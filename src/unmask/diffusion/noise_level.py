@@ -22,7 +22,7 @@ from torch import Tensor
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Schedule
 
-_MAX_STEPS = 1 << 20
+MAX_STEPS = 1 << 20
 """With more steps the bound differs from that of continuous time by a millionth of a nat."""
 
 
@@ -43,8 +43,8 @@ def validate_steps(steps: int) -> None:
     """Raise ValueError unless `steps` is a sensible number of steps."""
     if isinstance(steps, bool) or not isinstance(steps, int):
         raise ValueError(f"steps must be a whole number; got {steps!r}, a {type(steps).__name__}")
-    if not 1 <= steps <= _MAX_STEPS:
-        raise ValueError(f"steps must be a whole number from 1 to {_MAX_STEPS:,}; got {steps:,}")
+    if not 1 <= steps <= MAX_STEPS:
+        raise ValueError(f"steps must be a whole number from 1 to {MAX_STEPS:,}; got {steps:,}")
 
 
 def alpha_grid(schedule: Schedule, steps: int) -> Tensor:

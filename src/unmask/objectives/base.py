@@ -12,7 +12,7 @@ SEDD (score entropy, S is free), in T steps and in continuous time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed, seeded_uniform
 from unmask.diffusion.noise_level import (
+    MAX_STEPS,
     NoiseLevel,
     continuous_level,
     discrete_level,
@@ -62,6 +63,10 @@ class Objective(ABC):
     def depends_on_alpha(self) -> bool:
         """Whether `log_probs` depends on alpha, and so on the time."""
         return False
+
+    def in_steps(self, steps: int | None) -> Objective | None:
+        """The bound for samplers of `steps` steps (None: of infinitely many); None where there is no such bound."""
+        return None
 
     @abstractmethod
     def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
@@ -174,6 +179,10 @@ class SteppedObjective(MaskedObjective):
             validate_steps(self.steps)
             if self.exact_mask_counts:
                 raise ValueError("exact_mask_counts is for continuous time; leave steps out")
+
+    def in_steps(self, steps: int | None) -> Objective:
+        """Infinitely many are MAX_STEPS, which draw like fewer: the bound is then about a millionth of a nat higher."""
+        return replace(self, steps=steps or MAX_STEPS, exact_mask_counts=False)
 
     def noise_level(self, u: Tensor) -> NoiseLevel:
         return super().noise_level(u) if self.steps is None else discrete_level(self.schedule, self.steps, u)

@@ -6,7 +6,7 @@ and shows that process, objective and network are independent of masking.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ class UniformDiffusion(Objective):
     @property
     def is_softmax(self) -> bool:
         return True
+
+    def in_steps(self, steps: int | None) -> UniformDiffusion | None:
+        return None if steps is None else replace(self, steps=steps)
 
     def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
         return subs(logits, vocab)

@@ -1,14 +1,18 @@
-"""A run as one self-contained page: what was trained, how well it went, and what the model writes."""
+"""A self-contained HTML page about a run: its settings, its curves, what its model scores and generates."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unmask.io.atomic import atomic_folder
 from unmask.io.locks import file_lock
-from unmask.report.collect import ProgressContext, ReportConfig, collect, no_progress
+from unmask.report.config import ReportConfig
+
+if TYPE_CHECKING:
+    from unmask.report.collect import ProgressContext
 
 __all__ = ["ReportConfig", "write_report"]
 
@@ -19,35 +23,37 @@ def write_report(
     run: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
     config: ReportConfig = ReportConfig(),  # noqa: B008
-    progress: ProgressContext = no_progress,
+    progress: ProgressContext | None = None,
 ) -> Path:
     """Write `index.html`, `report.json` and a PNG of each figure to `out` (`run`/report); returns the page.
 
-    The run may be still going: its newest checkpoint is measured then. An older report is replaced at one
-    stroke, and only once the new one is whole. `progress` is told what is being done and how far it is.
+    If the run is not finished, its latest checkpoint is measured. An older report is replaced atomically, once
+    the new one is complete. `progress` shows each part of the work.
     """
+    from unmask.report.collect import collect, no_progress
     from unmask.report.html import render_page
     from unmask.report.plots import make_plots
     from unmask.report.plotting import require_matplotlib
 
     require_matplotlib()
+    progress = progress or no_progress
     folder = Path(run) / "report" if out is None else Path(out)
     final = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(final)
-    contents = collect(Path(run), config, progress)
-    with progress("drawing", None, "figures"):
-        drawings = make_plots(contents)
-    with file_lock(final) as alone, atomic_folder(final, alone) as fresh:
-        (fresh / _HTML_FILE).write_text(render_page(contents, drawings), encoding="utf-8")
-        data = json.dumps(contents.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        (fresh / _JSON_FILE).write_text(data + "\n", encoding="utf-8")
-        for drawing in drawings.values():
-            (fresh / f"{drawing.name}.png").write_bytes(drawing.png)
+    data = collect(Path(run), config, progress)
+    with progress("plots", None, "plots"):
+        plots = make_plots(data)
+    with file_lock(final) as lock, atomic_folder(final, lock) as folder_in_progress:
+        (folder_in_progress / _HTML_FILE).write_text(render_page(data, plots), encoding="utf-8")
+        text = json.dumps(data.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        (folder_in_progress / _JSON_FILE).write_text(text + "\n", encoding="utf-8")
+        for plot in plots.values():
+            (folder_in_progress / f"{plot.name}.png").write_bytes(plot.png)
     return folder / _HTML_FILE
 
 
 def _check_replaceable(path: Path) -> None:
-    """Only a report is ever overwritten."""
+    """Refuse to overwrite a folder that is not a report."""
     if not path.exists():
         return
     foreign = [
@@ -57,4 +63,4 @@ def _check_replaceable(path: Path) -> None:
     ]
     if foreign or not (path / _JSON_FILE).is_file():
         what = f"holds {min(foreign)}" if foreign else f"has no {_JSON_FILE}"
-        raise ValueError(f"{path} is not a report ({what}), and is left as it is; choose another folder")
+        raise ValueError(f"{path} is not a report ({what}); choose another folder")

@@ -1,4 +1,4 @@
-"""All that a report says, gathered before anything is drawn: `report.json` is this and nothing else."""
+"""The data of a report, collected before anything is plotted: `report.json` holds all of it."""
 
 from __future__ import annotations
 
@@ -11,71 +11,52 @@ from typing import Any, TypeAlias
 
 from unmask.config import from_json
 from unmask.data.corpus import Corpus
+from unmask.data.loader import Loader, RowLayout
 from unmask.evaluation.evaluate import evaluate_corpus, num_windows
 from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig
+from unmask.likelihood.step_bounds import StepBound, step_bounds, why_no_step_bounds
 from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.provenance import collect_provenance
+from unmask.report.config import ReportConfig
 from unmask.report.run_log import Curves, SampleEval, read_curves, read_sample_evals
 from unmask.report.samples import RevealedSample, generate_samples
-from unmask.report.step_bounds import VALID_SPLIT, StepBound, step_bounds, why_no_step_bounds
 from unmask.run import load_ema_model
 from unmask.training.run_folder import RunFolder
+from unmask.types import ProgressFn
 
 _STEP_COUNTS = tuple(2**k for k in range(10))
 """The numbers of steps whose bounds are compared."""
-
-
-@dataclass(frozen=True)
-class ReportConfig:
-    """How much work a report is.
-
-    `rows` held-out windows are scored `replicates` times for the headline; the bounds of T-step samplers
-    are taken on `sweep_rows` windows, `sweep_replicates` times each. `samples` texts are written
-    in `steps` steps.
-    """
-
-    windows: int = 80
-    replicates: int = 4
-    sweep_windows: int = 16
-    sweep_replicates: int = 8
-    samples: int = 4
-    steps: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("windows", 1), ("sweep_windows", 1), ("samples", 1), ("steps", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        for name in ("replicates", "sweep_replicates"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2, so that an error can be told")
+_VALID_SPLIT = "valid"
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far the run is, and which step's averaged weights were measured."""
+    """How far the run has come."""
 
     finished: bool
     step: int
+    """The last step that was logged."""
     steps: int
+    """The steps of the whole run."""
     checkpoint_step: int
+    """The step whose averaged weights were measured."""
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The status in words."""
         if self.finished:
             return f"Finished: all {self.steps:,} steps are done."
         return (
-            f"Not finished: it is still going or was stopped, at step {self.step:,} of {self.steps:,}."
-            f" Everything measured here is of the checkpoint of step {self.checkpoint_step:,}."
+            f"Not finished: still running or stopped at step {self.step:,} of {self.steps:,}."
+            f" All measurements are of the checkpoint of step {self.checkpoint_step:,}."
         )
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """A report. `held_out` are the figures of a `Score`, None if the run has no held-out text."""
+    """Everything that a report shows."""
 
     name: str
     status: RunStatus
@@ -83,6 +64,7 @@ class ReportData:
     num_parameters: int
     curves: Curves
     validation: dict[str, Any] | None
+    """The `Score` of the validation split as a dictionary; None if no text was held out."""
     step_bounds: tuple[StepBound, ...]
     why_no_step_bounds: str | None
     sample_evals: tuple[SampleEval, ...]
@@ -100,13 +82,13 @@ class ReportData:
 
     @property
     def headline(self) -> dict[str, float | None]:
-        """The figures at the top, with the errors of those that are estimates."""
+        """The numbers at the top of the page, and the standard errors of the estimates."""
         names = ("bits_per_byte", "nats_per_token", "perplexity")
-        found = self.validation or {}
+        validation = self.validation or {}
         errors = ("bits_per_byte_error", "standard_error", "perplexity_error")
         seconds = self.curves.seconds
         return {
-            **{name: found.get(name) for name in (*names, *errors)},
+            **{name: validation.get(name) for name in (*names, *errors)},
             "parameters": self.num_parameters,
             "tokens_seen": self.curves.tokens_seen,
             "training_seconds": seconds,
@@ -115,70 +97,74 @@ class ReportData:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for programs; what is not finite is null."""
+        """Plain data; numbers that are not finite become null."""
         data = asdict(self)
         for sample, plain in zip(self.samples, data["samples"], strict=True):
             plain["text"] = sample.text
-        found: dict[str, Any] = _json_safe({"name": self.name, "headline": self.headline, **data})
-        return found
+        safe: dict[str, Any] = _json_safe({"name": self.name, "headline": self.headline, **data})
+        return safe
 
 
-ProgressContext: TypeAlias = Callable[[str, int | None, str], AbstractContextManager[Callable[[int], None]]]
-"""While something is done: what, how much there is of it, in which unit; gives a function to tell how far."""
+ProgressContext: TypeAlias = Callable[[str, int | None, str], AbstractContextManager[ProgressFn]]
+"""Shows the progress of one part of the work: its title, its total (None if unknown) and the unit of that."""
 
 
 @contextmanager
-def no_progress(_what: str, _total: int | None, _unit: str) -> Iterator[Callable[[int], None]]:
-    """Nobody is told."""
+def no_progress(_title: str, _total: int | None, _unit: str) -> Iterator[ProgressFn]:
+    """Shows nothing."""
     yield lambda _done: None
 
 
 def collect(run: Path, config: ReportConfig, progress: ProgressContext = no_progress) -> ReportData:
-    """Read the run's folder and measure its model, the newest there is."""
-    stated = RunFolder(run).read_settings()
-    experiment: Experiment = from_json(Experiment, stated, str(run))
-    curves, judged = read_curves(run), read_sample_evals(run)
+    """Read the run's folder, and measure its model or that of its latest checkpoint."""
+    settings = RunFolder(run).read_settings()
+    experiment: Experiment = from_json(Experiment, settings, str(run))
+    curves = read_curves(run)
     corpus = Corpus.open(run / "corpus", verify=False)
-    if VALID_SPLIT in corpus.splits:
-        corpus.verify(VALID_SPLIT)
     lm, status = _load_model(run, experiment, curves)
-    seed, layout = config.seed, experiment.layout
-    held_out, why_not = None, why_no_step_bounds(lm.objective)
-    bounds: tuple[StepBound, ...] = ()
-    if VALID_SPLIT in corpus.splits:
-        effort = EvalConfig(config.windows, config.replicates, seed=seed)
-        with progress("held-out text", num_windows(corpus, layout, effort), "windows") as report:
-            held_out = evaluate_corpus(lm, corpus, VALID_SPLIT, layout, effort, report).to_dict()
-        sweep = (config.sweep_windows, config.sweep_replicates, seed)
-        with progress("bounds by steps", len(_STEP_COUNTS) + 1, "bounds") as report:
-            bounds = step_bounds(lm, corpus, layout, _STEP_COUNTS, *sweep, report)
-    else:
-        why_not = why_not or "No text was held out, so nothing can be measured on it."
+    validation, bounds, why_no_bounds = _evaluate(lm, corpus, experiment.layout, config, progress)
     with progress("samples", config.steps, "steps") as report:
-        samples = generate_samples(lm, corpus.tokenizer, config.samples, config.steps, seed, report)
+        samples = generate_samples(lm, corpus.tokenizer, config.samples, config.steps, config.seed, report)
     return ReportData(
         name=run.resolve().name,
         status=status,
         objective=type(lm.objective).__name__,
         num_parameters=sum(parameter.numel() for parameter in lm.denoiser.parameters()),
         curves=curves,
-        validation=held_out,
+        validation=validation,
         step_bounds=bounds,
-        why_no_step_bounds=why_not,
-        sample_evals=judged,
+        why_no_step_bounds=why_no_bounds,
+        sample_evals=read_sample_evals(run),
         sampler=type(lm.default_sampler(config.steps)).__name__,
         samples=tuple(samples),
-        settings=stated,
+        settings=settings,
         provenance={
-            **collect_provenance(seed, {"corpus (SHA-256)": corpus.digest}),
+            **collect_provenance(config.seed, {"corpus (SHA-256)": corpus.digest}),
             "seed of training": experiment.training.seed,
             "report": asdict(config),
         },
     )
 
 
+def _evaluate(
+    lm: LanguageModel, corpus: Corpus, layout: RowLayout, config: ReportConfig, progress: ProgressContext
+) -> tuple[dict[str, Any] | None, tuple[StepBound, ...], str | None]:
+    """The score of the validation split and its bounds in T steps; why those are missing, if they are."""
+    if _VALID_SPLIT not in corpus.splits:
+        return None, (), "No text was held out, so nothing can be measured on it."
+    corpus.verify(_VALID_SPLIT)
+    headline = EvalConfig(config.windows, config.replicates, seed=config.seed)
+    with progress("held-out text", num_windows(corpus, layout, headline), "windows") as report:
+        score = evaluate_corpus(lm, corpus, _VALID_SPLIT, layout, headline, report)
+    sweep = EvalConfig(config.sweep_windows, config.sweep_replicates, seed=config.seed)
+    loader = Loader(corpus.splits[_VALID_SPLIT], layout, batch_size=config.sweep_windows)
+    with progress("bounds by steps", len(_STEP_COUNTS) + 1, "bounds") as report, lm.inference_mode():
+        bounds = step_bounds(lm.denoiser, lm.objective, loader, _STEP_COUNTS, sweep, report)
+    return score.to_dict(), bounds, why_no_step_bounds(lm.objective)
+
+
 def _load_model(run: Path, experiment: Experiment, curves: Curves) -> tuple[LanguageModel, RunStatus]:
-    """The finished model, or that of the newest checkpoint."""
+    """The finished model, or the averaged weights of the latest checkpoint."""
     steps = experiment.training.steps
     folder = RunFolder(run)
     if folder.is_finished(steps):

@@ -1,23 +1,30 @@
-"""Numbers as people read them."""
+"""Numbers formatted for pages and tables."""
 
 from __future__ import annotations
 
 import math
 
-MISSING_VALUE = "\u2013"
-"""Stands where there is no number."""
+MISSING_VALUE = "-"
+"""Shown where there is no number."""
 
 
-def format_with_error(value: float, error: float) -> tuple[str, str]:
-    """A value to the digits that its standard error leaves standing, and the error with two: 5.32, 0.12."""
-    if not error > 0:
-        return f"{value:,.4g}", "exact"
-    decimals = min(6, max(0, 1 - math.floor(math.log10(error))))
+def format_with_error(value: float | None, error: float | None) -> tuple[str, str]:
+    """A value and its standard error, with the decimals of the error's two leading digits: ("5.321", "± 0.012").
+
+    Four digits and no error if that is unknown or zero.
+    """
+    if value is None:
+        return MISSING_VALUE, ""
+    if not math.isfinite(value) or abs(value) >= 1e7:
+        return f"{value:.2e}", ""
+    if not error or not math.isfinite(error):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}", ""
+    decimals = min(4, max(0, 1 - math.floor(math.log10(error))))
     return f"{value:,.{decimals}f}", f"± {error:,.{decimals}f}"
 
 
 def human_count(count: float) -> str:
-    """A large number, shortly: 7.1 M."""
+    """A large number with a unit: 7.1 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(count) >= size:
             return f"{count / (1e3 if unit == 'k' else size):.3g} {unit}"
@@ -25,7 +32,7 @@ def human_count(count: float) -> str:
 
 
 def format_cell(value: float | str | None) -> str:
-    """An entry of a table."""
+    """A cell of a table."""
     if value is None:
         return MISSING_VALUE
     return value if isinstance(value, str) else f"{value:,.5g}" if isinstance(value, float) else f"{value:,}"

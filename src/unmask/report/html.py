@@ -82,9 +82,8 @@ def _headline_section(data: ReportData) -> str:
     ]
     first = []
     for label, name, error in estimates:
-        value = figures[name]
-        shown = (MISSING_VALUE, "") if value is None else format_with_error(value, figures[error] or 0.0)
-        first.append((label, *shown))
+        value, error_text = format_with_error(figures[name], figures[error])
+        first.append((label, value, error_text or ("" if figures[name] is None else "exact")))
     seconds, speed = figures["training_seconds"], figures["tokens_per_second"]
     second = [
         ("Parameters", human_count(data.num_parameters), ""),

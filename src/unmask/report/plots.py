@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from unmask.likelihood.step_bounds import StepBound
 from unmask.report.collect import ReportData
 from unmask.report.plotting import (
     ERRORBAR_STYLE,
@@ -20,7 +21,6 @@ from unmask.report.plotting import (
     render_plot,
 )
 from unmask.report.run_log import Curves, SampleEval
-from unmask.report.step_bounds import StepBound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

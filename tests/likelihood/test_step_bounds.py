@@ -9,8 +9,8 @@ import torch
 import tiny_models
 from unmask.data.loader import Loader, Wrapped
 from unmask.likelihood.corpus import EvalConfig, score_corpus
-from unmask.objectives import D3PM, MDLM, SEDD, NextToken, UniformDiffusion
-from unmask.report.step_bounds import _discretize, _is_weighted_nll, _ShiftedDenoiser, why_no_step_bounds
+from unmask.likelihood.step_bounds import _is_weighted_nll, _ShiftedDenoiser, why_no_step_bounds
+from unmask.objectives import D3PM, MDLM, SEDD, BlockDiffusion, NextToken, UniformDiffusion
 
 
 class Stream:
@@ -46,17 +46,18 @@ def test_a_discount_changes_the_noise_and_not_the_mean(steps: int) -> None:
     assert steps == 1 or steady.standard_error < 0.8 * plain.standard_error
 
 
-def test_who_has_bounds_in_steps_and_who_may_be_discounted() -> None:
-    assert _discretize(MDLM(exact_mask_counts=True), 8) == MDLM(steps=8)
-    assert _discretize(D3PM(), 8) == D3PM(steps=8)
-    assert _discretize(UniformDiffusion(), 8) == UniformDiffusion(steps=8)
-    with pytest.raises(ValueError, match="SEDD has no version in 8 steps"):
-        _discretize(SEDD(), 8)
-    assert [why_no_step_bounds(o) is None for o in (MDLM(), D3PM(), UniformDiffusion())] == [True] * 3
-    assert [why_no_step_bounds(o) is None for o in (SEDD(), NextToken())] == [False] * 2
-    assert [_is_weighted_nll(o) for o in (MDLM(), D3PM(), MDLM(carry_over=False), UniformDiffusion())] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+def test_which_objectives_have_bounds_in_steps() -> None:
+    assert MDLM(exact_mask_counts=True).in_steps(8) == MDLM(steps=8)
+    assert D3PM().in_steps(8) == D3PM(steps=8)
+    assert UniformDiffusion().in_steps(8) == UniformDiffusion(steps=8)
+    assert UniformDiffusion().in_steps(None) is None  # it has no continuous-time version
+    for objective in (MDLM(), D3PM(), UniformDiffusion()):
+        assert why_no_step_bounds(objective) is None
+    for objective in (SEDD(), BlockDiffusion()):
+        assert "continuous time only" in str(why_no_step_bounds(objective))
+    assert "one token at a time" in str(why_no_step_bounds(NextToken()))
+
+
+def test_only_a_weighted_nll_is_shifted() -> None:
+    objectives = (MDLM(), D3PM(), MDLM(carry_over=False), UniformDiffusion())
+    assert [_is_weighted_nll(objective) for objective in objectives] == [True, False, False, False]
