@@ -82,6 +82,12 @@ def external_kinds(value: Any) -> set[str]:
     return set(walk(to_json(value)))
 
 
+def describe_type(type_: Any) -> str:
+    """A type in words, as in "int or None"; for a part, the names of its kinds."""
+    members = _union_members(type_)
+    return " or ".join([*_known_kinds(members), *(_type_name(each) for each in members if not _is_part(each))])
+
+
 def suggest(word: Any, candidates: Iterable[str]) -> str:
     """ " (did you mean X?)" if a known word is similar, else nothing; case and leading dashes do not count."""
     words = {each.lower().lstrip("-"): each for each in candidates}
@@ -123,9 +129,8 @@ class _Reader:
                 return float(data)
             if isinstance(member, type) and type(data) is member:
                 return data
-        expected = " or ".join([*kinds, *(_type_name(each) for each in members if not _is_part(each))])
         hint = suggest(data, kinds) if isinstance(data, str) else ""
-        raise ValueError(f"{where} must be {expected}; got {_abbreviate(data)}{hint}")
+        raise ValueError(f"{where} must be {describe_type(type_)}; got {_abbreviate(data)}{hint}")
 
     def find_class(self, kind: Any, members: list[Any], where: str) -> Any:
         """The dataclass that a `kind` names, among the members of a union."""
@@ -165,7 +170,7 @@ class _Reader:
         given = {key: value for key, value in data.items() if key != "kind"}
         for key in given:
             _validate_field(cls, key, where)
-        hints = _field_types(cls)
+        hints = field_types(cls)
         values = {key: self.read(hints[key], value, f"{where}.{key}") for key, value in given.items()}
         for field in dataclasses.fields(cls):
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -206,7 +211,7 @@ def _inner_type(type_: Any, node: _Json, name: str, where: str) -> Any:
         raise ValueError(f"{where} is {node!r} and has no field {name!r}{choose}")
     cls = _Reader(allow_code=True).find_class(node["kind"], members, where)  # `node` was an object a moment ago
     _validate_field(cls, name, where or _type_name(cls).lower())
-    return _field_types(cls)[name]
+    return field_types(cls)[name]
 
 
 def _default_json(cls: Any) -> _Json:
@@ -277,7 +282,8 @@ def _identity(cls: Any) -> Any:
     return cls
 
 
-def _field_types(cls: Any) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
     try:
         return get_type_hints(cls)
     except NameError as error:

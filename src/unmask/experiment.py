@@ -12,7 +12,7 @@ from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.config import to_json
 from unmask.data.corpus import PrepareConfig
-from unmask.data.loader import PerDocument, PromptCompletionRows, Wrapped
+from unmask.data.loader import RowLayout, Wrapped
 from unmask.model import LanguageModel
 from unmask.objectives import MDLM, NextToken, Objective
 from unmask.objectives.base import MaskedObjective
@@ -48,7 +48,7 @@ class Experiment:
     """The loss, and with it the diffusion process."""
     training: TrainingConfig = TrainingConfig()
     """How long and how to train."""
-    layout: Wrapped | PerDocument | PromptCompletionRows = Wrapped()
+    layout: RowLayout = Wrapped()
     """How documents become rows of a batch."""
     prepare: PrepareConfig = PrepareConfig()
     """How sources become a corpus."""
@@ -110,7 +110,7 @@ class Experiment:
             tokenizer=f"that of {init_from}",
             backbone=lm.denoiser.config.backbone,
             objective=lm.objective,
-            layout=replace(self.layout, length=length),
+            layout=self.layout.with_length(length),
             unigram_bias_init=False,
         )
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from unmask.config import from_json, to_json
+from unmask.config import external_kinds, from_json, to_json
 from unmask.data.corpus import Corpus, ProgressFn, is_corpus, prepare, stale_reasons
 from unmask.data.loader import Loader
+from unmask.data.tokenizers import Tokenizer, is_external
 from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
 from unmask.experiment import Experiment
@@ -27,6 +28,7 @@ from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.pretrained import CardMetadata, EvalResult, TrainingFacts, load, save
 from unmask.pretrained.state_dict import list_weight_files
+from unmask.registry import AllowCode, build
 from unmask.training.denoising import build_denoising_trainer
 from unmask.training.ema import trainable_parameters
 from unmask.training.logger import TrainingLogger
@@ -43,17 +45,19 @@ def run_experiment(
     *,
     prepare_progress: AbstractContextManager[ProgressFn | None] | None = None,
     restart: bool = False,
+    allow_code: AllowCode = False,
 ) -> bool:
     """Prepare, train (or resume, or extend) and export; False if a signal stopped it before its end.
 
     `prepare_progress` is entered while text is prepared, and gives a function that is called with the bytes
-    done so far. `restart`: begin at step 1 again; what was there is kept in another folder.
+    done so far. `restart`: begin at step 1 again; what was there is kept in another folder. `allow_code`: whether
+    classes from outside unmask may be imported for the tokenizer and the model to start from.
     """
     run = RunFolder(folder, distributed)
-    init_model = _load_init_model(experiment, folder)
+    init_model = _load_init_model(experiment, folder, allow_code)
     with run.claim():
         with prepare_progress or nullcontext() as progress:
-            corpus = prepare_corpus(experiment, run, progress, init_model)
+            corpus = prepare_corpus(experiment, run, progress, init_model, allow_code)
         trainer = build_trainer(experiment, corpus, distributed, init_model)
         init_model = None  # its weights were copied: their memory is needed
         messages = _write_settings(experiment, run, corpus, trainer) if distributed.is_main else []
@@ -88,24 +92,30 @@ def prepare_corpus(
     run: RunFolder,
     progress: ProgressFn | None = None,
     init_model: LanguageModel | None = None,
+    allow_code: AllowCode = False,
 ) -> Corpus:
     """The experiment's text in its folder, prepared or, if it is there already, verified.
 
     A folder of another experiment, or of the same on another text, is refused with what differs. Rank 0
     prepares; the others then read. The sources are read once to say what they are.
     """
-    corpus = _prepare_on_main(experiment, run, progress, init_model) if run.distributed.is_main else None
+    corpus = None
+    if run.distributed.is_main:
+        tokenizer = _make_tokenizer(experiment.tokenizer, allow_code)
+        corpus = _prepare_on_main(experiment, run, tokenizer, progress, init_model)
     run.distributed.barrier()
     return corpus or Corpus.open(run.corpus, verify=False)
 
 
-def load_ema_model(folder: Path, warn: Callable[[str], None] = lambda _: None) -> tuple[LanguageModel, TrainingFacts]:
+def load_ema_model(
+    folder: Path, warn: Callable[[str], None] = lambda _: None, *, allow_code: AllowCode = False
+) -> tuple[LanguageModel, TrainingFacts]:
     """The averaged weights of a run's newest checkpoint as a model, and how it was trained.
 
     `warn` is called with a sentence for each newer checkpoint that is damaged.
     """
     run = RunFolder(folder)
-    experiment = _read_experiment(run)
+    experiment = _read_experiment(run, allow_code)
     step, problems = run.checkpoints.latest()
     if step is None:
         why = f"has no intact checkpoint: {'; '.join(problems)}" if problems else "has no checkpoint yet"
@@ -115,7 +125,7 @@ def load_ema_model(folder: Path, warn: Callable[[str], None] = lambda _: None) -
     corpus = Corpus.open(run.corpus, verify=False)  # for its tokenizer only
     if experiment.lora is None:  # the model that the run started from need not be there any more
         stored = read_json_object(run.model_config_file)
-        denoiser = from_json(ModelConfig, stored, str(run.model_config_file)).build()
+        denoiser = from_json(ModelConfig, stored, str(run.model_config_file), allow_code=allow_code).build()
     else:
         denoiser = _initial_denoiser(experiment, corpus, None)
         experiment.lora.apply(denoiser)
@@ -143,7 +153,7 @@ def read_card_metadata(folder: Path) -> CardMetadata:
     return CardMetadata(datasets=names, results=tuple(results))
 
 
-def _load_init_model(experiment: Experiment, folder: Path) -> LanguageModel | None:
+def _load_init_model(experiment: Experiment, folder: Path, allow_code: AllowCode) -> LanguageModel | None:
     """Refuse what can be seen to be wrong before anything is written; the model to start from, if any."""
     if not experiment.sources:
         raise ValueError("an experiment needs text to learn: name it as sources")
@@ -157,7 +167,7 @@ def _load_init_model(experiment: Experiment, folder: Path) -> LanguageModel | No
         raise ValueError(f"{folder} is a prepared corpus; choose another folder for the run")
     if experiment.init_from is None:
         return None
-    init_model = load(experiment.init_from)
+    init_model = load(experiment.init_from, allow_code=allow_code)
     longest = init_model.denoiser.max_length
     if init_model.tokenizer is None:
         raise ValueError(f"{experiment.init_from} has no tokenizer to read text with")
@@ -169,13 +179,22 @@ def _load_init_model(experiment: Experiment, folder: Path) -> LanguageModel | No
     return init_model
 
 
+def _make_tokenizer(name: str, allow_code: AllowCode) -> str | Tokenizer:
+    """A tokenizer from outside the package, if it is allowed; any other name stays a name."""
+    allowed = allow_code is True or (allow_code is not False and name in allow_code)
+    return build(name, Tokenizer) if is_external(name) and allowed else name
+
+
 def _prepare_on_main(
-    experiment: Experiment, run: RunFolder, progress: ProgressFn | None, init_model: LanguageModel | None
+    experiment: Experiment,
+    run: RunFolder,
+    tokenizer: str | Tokenizer,
+    progress: ProgressFn | None,
+    init_model: LanguageModel | None,
 ) -> Corpus:
     stored = run.read_experiment()
     if stored is not None:
-        _check_same_experiment(run, _read_experiment(run), experiment)
-    tokenizer = experiment.tokenizer
+        _check_same_experiment(run, _read_experiment(run, external_kinds(experiment)), experiment)
     if experiment.init_from is not None:
         tokenizer = str(run.tokenizer_file)
         if stored is None or not run.tokenizer_file.exists():
@@ -183,12 +202,12 @@ def _prepare_on_main(
             if init_model.tokenizer is None:
                 raise ValueError(f"{experiment.init_from} has no tokenizer to read text with")
             run.write_tokenizer(init_model.tokenizer.to_json())
-    build = (experiment.sources, run.corpus, tokenizer, experiment.prepare)
+    request = (experiment.sources, run.corpus, tokenizer, experiment.prepare)
     if stored is None or not run.corpus.exists():
-        corpus = prepare(*build, progress)
+        corpus = prepare(*request, progress)
     else:  # which must not be replaced
         corpus = run.open_corpus()
-        run.raise_if_changed([f"{reason} has changed since" for reason in stale_reasons(*build)])
+        run.raise_if_changed([f"{reason} has changed since" for reason in stale_reasons(*request)])
     if stored is not None and corpus.digest != stored["corpus_sha256"]:
         run.raise_if_changed([f"the SHA-256 of {run.corpus} was {stored['corpus_sha256']} and is now {corpus.digest}"])
     return corpus
@@ -216,7 +235,7 @@ def _write_settings(experiment: Experiment, run: RunFolder, corpus: Corpus, trai
     if stored is None:
         run.write_experiment(experiment.fixed_settings(), corpus.digest, [])
         return []
-    before = _read_experiment(run).training.steps
+    before = _read_experiment(run, external_kinds(experiment)).training.steps
     if before == steps:
         return []
     extended_from = [*stored.get("extended_from", []), before]
@@ -261,9 +280,10 @@ def _export(experiment: Experiment, corpus: Corpus, trainer: Trainer, run: RunFo
     save(lm, run.model, overwrite=True, facts=facts, metadata=read_card_metadata(run.path))
 
 
-def _read_experiment(run: RunFolder) -> Experiment:
+def _read_experiment(run: RunFolder, allow_code: AllowCode) -> Experiment:
     """The experiment of the folder; settings that are newer than the folder have their defaults."""
-    experiment: Experiment = from_json(Experiment, run.read_settings(), str(run.experiment_file))
+    file = str(run.experiment_file)
+    experiment: Experiment = from_json(Experiment, run.read_settings(), file, allow_code=allow_code)
     return experiment
 
 
@@ -315,7 +335,7 @@ def _evaluate(experiment: Experiment, corpus: Corpus, trainer: Trainer) -> dict[
     if "valid" not in corpus.splits:
         return {}
     split = corpus.splits["valid"]
-    layout = replace(experiment.layout, length=min(experiment.layout.length, split.num_tokens))
+    layout = experiment.layout.with_length(min(experiment.layout.length, split.num_tokens))
     loader = Loader(split, layout, batch_size=min(EVAL_BATCH_SIZE, experiment.eval_windows))
     with torch.no_grad():
         config = EvalConfig(experiment.eval_windows, replicates=4)

@@ -60,7 +60,7 @@ def test_steps_asked_for_are_told_beside_calls(folder: str, command: Command) ->
     assert told["steps"] == 100
     assert told["nfe"] <= 8
     judged = command("eval-samples", folder, "--steps", "100", "--n", "2", "--length", "8")
-    assert judged.err == "steps were asked for, calls made: a step with nothing to write needs none\n"
+    assert judged.err == "nfe is below steps where a step has no token to unmask\n"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_scores_of_long_texts_say_that_there_were_windows(folder: str, command: 
 def test_a_folder_without_the_papers_sets_is_one_short_sentence(folder: str, command: Command, tmp_path: Path) -> None:
     done = command("eval", folder, "mdlm-zero-shot", "--folder", str(tmp_path))
     assert done.code == 2
-    assert done.err.startswith("unmask: there is no text to measure: ptb:validation is missing: ")
+    assert done.err.startswith("unmask: there is no text to evaluate: ptb:validation is missing: ")
     assert done.err.endswith("arxiv:test, pubmed:test)\n") or "more:" in done.err
     assert len(done.err) < 700
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import unmask
-from unmask.cli import train as making
+from unmask.cli.prepare import _parse_shard
 from unmask.config import from_json, to_json
 from unmask.diffusion.schedule import Cosine
 from unmask.experiment import Experiment
@@ -80,7 +80,7 @@ def test_an_objective_brings_the_attention_it_needs(command: Command) -> None:
 def test_a_file_stands_for_a_recipe(command: Command, tmp_path: Path) -> None:
     """As a run leaves it: with the digest of its corpus, and without what does not matter."""
     experiment = replace(TINY, objective=SEDD(), training=replace(TINY.training, seed=4))
-    stated = {**to_json(experiment), "corpus": "1234"}
+    stated = {**to_json(experiment), "corpus_sha256": "1234"}
     file = tmp_path / "experiment.json"
     file.write_text(json.dumps(stated))
     assert shown(command, str(file)) == experiment
@@ -157,11 +157,11 @@ def test_a_part_of_a_corpus_is_a_part_of_the_way(
 
 
 def test_shards_are_written_as_fractions() -> None:
-    assert making._parse_shard("3/4") == (3, 4)
-    assert making._parse_shard(None) is None
+    assert _parse_shard("3/4") == (3, 4)
+    assert _parse_shard(None) is None
     for wrong in ("3", "3/", "-1/4", "a/b", "1/2/3"):
         with pytest.raises(ValueError, match="a shard is written I/N"):
-            making._parse_shard(wrong)
+            _parse_shard(wrong)
 
 
 @pytest.mark.parametrize("name", ["taken", "taken.onnx"])

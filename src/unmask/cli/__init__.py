@@ -15,10 +15,10 @@ from importlib import import_module
 from typing import Any
 
 COMMANDS = {
-    "recipes": "train.recipes",
-    "prepare": "train.prepare",
+    "recipes": "recipes.recipes",
+    "prepare": "prepare.prepare",
     "train": "train.train",
-    "export": "train.export",
+    "export": "export.export",
     "sample": "generate.sample",
     "complete": "generate.complete",
     "infill": "generate.infill",
@@ -26,7 +26,7 @@ COMMANDS = {
     "score": "score.score",
     "eval": "evaluate.evaluate",
     "eval-samples": "evaluate.eval_samples",
-    "report": "evaluate.report",
+    "report": "report.report",
     "completion": "completion.completion",
 }
 """Where each command lives, from here; the first line of its docstring is its line in the help."""

@@ -9,12 +9,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from unmask.cli.signature import Option, Positional
+from unmask.registry import build, resolve
 
 if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
     from unmask.model import LanguageModel
+
+_T = TypeVar("_T")
 
 ModelPath = Annotated[Path, Positional()]
 TextArg = Annotated[str, Positional()]
@@ -29,20 +33,52 @@ ResultsPath = Annotated[
 ]
 
 
-def load_model(folder: Path, require_tokenizer: bool = False) -> LanguageModel:
-    """The model in a folder; torch is imported now, and not for the sake of help."""
+AllowCodeFlag = Annotated[
+    bool,
+    Option(help="Import the classes from outside unmask that a folder names; only for folders that you trust."),
+]
+
+
+def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool = False) -> LanguageModel:
+    """The model in a folder; torch is imported here, so that help needs none."""
     from unmask.pretrained import load
 
-    return load(folder, require_tokenizer=require_tokenizer)
+    allow_imports(allow_code)
+    return load(folder, require_tokenizer=require_tokenizer, allow_code=allow_code)
 
 
 @contextmanager
-def load_distributed(folder: Path) -> Iterator[tuple[LanguageModel, bool]]:
-    """The model, its work split over the processes of `torchrun`; and whether this one speaks for all."""
+def load_distributed(folder: Path, allow_code: bool = False) -> Iterator[tuple[LanguageModel, bool]]:
+    """The model, its work split over the processes of `torchrun`; and whether this process prints."""
     from unmask.distributed import init_distributed
 
-    with init_distributed() as where:
-        yield load_model(folder).distribute(where), where.is_main
+    with init_distributed() as distributed:
+        yield load_model(folder, allow_code=allow_code).distribute(distributed), distributed.is_main
+
+
+def allow_imports(allow: bool = True) -> None:
+    """If code is allowed, make the current folder importable, as `python -m` does."""
+    if allow and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def import_typed(name: str, base: type[Any]) -> Any:
+    """The object package.module:name that the user typed: a class, an instance or a function of the family."""
+    allow_imports()
+    return resolve(name, base)
+
+
+def build_typed(name: str, base: type[_T]) -> _T:
+    """The instance that package.module:name is or returns."""
+    allow_imports()
+    return build(name, base)
+
+
+def import_tokenizer(name: str) -> str | Tokenizer:
+    """A tokenizer that is typed as package.module:name; any other name stays a name."""
+    from unmask.data.tokenizers import Tokenizer, is_external
+
+    return build_typed(name, Tokenizer) if is_external(name) else name
 
 
 def model_fingerprint(folder: Path) -> dict[str, str]:

@@ -1,14 +1,17 @@
-"""Commands that measure: eval, eval-samples, report."""
+"""`unmask eval` and `unmask eval-samples`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from unmask.cli.arguments import (
+    AllowCodeFlag,
     Count,
     JsonFlag,
     ModelPath,
@@ -20,13 +23,14 @@ from unmask.cli.arguments import (
     warn_if_imprecise,
     write_results,
 )
-from unmask.cli.generate import SAMPLER_OPTION, sampler_steps
+from unmask.cli.generate import SAMPLER_OPTION, make_sampler, sampler_steps
 from unmask.cli.table import estimate_cell, print_table
 
 if TYPE_CHECKING:
     from unmask.data.corpus import Corpus
     from unmask.evaluation.datasets import ResolvedDataset
     from unmask.evaluation.sample_metrics import SampleMetrics
+    from unmask.likelihood.corpus import EvalConfig
     from unmask.likelihood.score import Score
 
 _MDLM_ZERO_SHOT = "mdlm-zero-shot"
@@ -47,8 +51,9 @@ def evaluate(
     seed: int = 0,
     out: ResultsPath = None,
     as_json: JsonFlag = False,
+    allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Measure a model on texts: one line each, every figure with its standard error.
+    """Evaluate a model on texts: perplexity and bits per byte, with standard errors.
 
     For example:
       unmask eval runs/demo/model my_test.txt
@@ -57,22 +62,22 @@ def evaluate(
       unmask eval runs/demo/model mdlm-zero-shot
       torchrun --nproc_per_node 2 -m unmask eval runs/demo/model my_test.txt
 
-    Under `torchrun` the processes share the work, and the figures stay the same.
+    Under `torchrun` the processes share the work; the results are the same.
 
     Args:
         model: A model folder with a tokenizer.
         sources: Files or folders, as `unmask prepare` takes them; names of text sets (ptb, wikitext, lm1b,
             lambada, ag_news, arxiv, pubmed; also ptb:validation or ptb:raw); mdlm-zero-shot, for all seven; or the
             folder of a prepared corpus, such as RUN/corpus, for its held-out part.
-        folder: Where the files of named text sets are; without it they come from the hub.
-        windows: Only so many windows, spread evenly over each text; all, if not given.
-        replicates: Passes over the text, each with fresh times and masks; more make the error smaller.
-        precision: Pass as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
-        per_document: One document a row, instead of windows of running text.
+        folder: The folder with the files of named text sets; by default they come from the hub.
+        windows: Evaluate only this many windows, spread evenly over each text; all by default.
+        replicates: Passes over the text, each with new times and masks; more passes give a smaller error.
+        precision: Repeat until the standard error is this fraction of the nats, 0.01 for 1 %.
+        per_document: One document per row, instead of windows of the concatenated text.
         lines: Every line of a text file is a document.
         field: The field of JSON lines that holds the text.
         column: The column of tables that holds the text.
-        seed: Of the times and masks.
+        seed: The seed of times and masks.
     """
     from unmask.cli.progress import progress
     from unmask.data.readers import SourceConfig
@@ -85,39 +90,56 @@ def evaluate(
     from unmask.likelihood.corpus import EvalConfig
 
     validate_output(out)
-    effort = EvalConfig(windows, replicates, precision, seed)
-    measured: list[tuple[ResolvedDataset, Corpus, Score]] = []
+    config = EvalConfig(windows, replicates, precision, seed)
+    evaluated: list[tuple[ResolvedDataset, Corpus, Score]] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column))
-        lm, speaks = stack.enter_context(load_distributed(model))
+        lm, is_main = stack.enter_context(load_distributed(model, allow_code))
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
-            total = num_windows(corpus, eval_layout(lm, corpus, per_document), effort) if precision is None else None
-            with progress(text.name, total, "windows", quiet=as_json or not speaks) as report:
-                result = evaluate_dataset(lm, text, corpus, per_document, effort, report)
-            measured.append((text, corpus, result))
+            total = num_windows(corpus, eval_layout(lm, corpus, per_document), config) if precision is None else None
+            with progress(text.name, total, "windows", quiet=as_json or not is_main) as report:
+                score = evaluate_dataset(lm, text, corpus, per_document, config, report)
+            evaluated.append((text, corpus, score))
         digest = model_fingerprint(model)
-    if speaks:
-        identities = {text.name: text.fingerprint for text, _, _ in measured}
-        figures = [
-            {"name": t.name, "origin": t.origin, "per_word": t.per_word, "data": c.digest, **s.to_dict()}
-            for t, c, s in measured
-        ]
-        for text, _, s in measured:
-            warn_if_imprecise(text.name, s.standard_error / s.nats_per_token, precision)
-        if not write_results({"texts": figures, "missing": missing}, seed, identities, digest, out, as_json):
-            _print_scores(measured)
+    if is_main:
+        _report_scores(evaluated, missing, config, digest, out, as_json)
     for sentence in missing.values():
         print(f"unmask: {sentence}", file=sys.stderr)
     if missing:
         sys.exit(1)
 
 
+def _report_scores(
+    evaluated: list[tuple[ResolvedDataset, Corpus, Score]],
+    missing: dict[str, str],
+    config: EvalConfig,
+    model: Mapping[str, str],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    fingerprints = {text.name: text.fingerprint for text, _, _ in evaluated}
+    metrics = [
+        {
+            "name": text.name,
+            "origin": text.origin,
+            "per_word": text.per_word,
+            "data": corpus.digest,
+            **score.to_dict(),
+        }
+        for text, corpus, score in evaluated
+    ]
+    for text, _, score in evaluated:
+        warn_if_imprecise(text.name, score.standard_error / score.nats_per_token, config.precision)
+    if not write_results({"texts": metrics, "missing": missing}, config.seed, fingerprints, model, out, as_json):
+        _print_scores(evaluated)
+
+
 def eval_samples(
     model: ModelPath,
-    reference_model: str | None = None,  # the option's name is the command's
+    reference_model: str | None = None,
     samplers: Annotated[tuple[str, ...], SAMPLER_OPTION] = ("default",),
     steps: tuple[int, ...] = (8, 32, 128),
     n: Count = 16,
@@ -128,28 +150,29 @@ def eval_samples(
     seed: int = 0,
     out: ResultsPath = None,
     as_json: JsonFlag = False,
+    allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Measure what a model writes: a judge's perplexity, entropy, repetition and time, by steps and sampler.
+    """Evaluate samples: generative perplexity, entropy, repetition and time, by sampler and number of steps.
 
     For example:
       unmask eval-samples runs/demo/model --reference-model my_causal_model/ --samplers ancestral confidence
       unmask eval-samples runs/demo/model --steps 4 16 64 --n 32 --out runs/demo/sample_evals.json
 
-    A judge that knows the language gives low perplexity to good text, and also to text that repeats itself:
-    read it beside the entropy.
+    Generative perplexity is low for good text, and also for text that repeats itself: compare it together with
+    the entropy.
 
     Args:
         model: A model folder with a tokenizer.
-        reference_model: A causal language model: a folder, a .gguf file or a name on the hub; without one, only what
-            needs no judge is measured.
+        reference_model: The causal language model that scores the samples: a folder, a .gguf file or a name on
+            the hub; without one, generative perplexity is left out.
         samplers: The samplers to compare.
         steps: The numbers of steps to compare.
-        n: How many texts each.
-        length: How many tokens each; the model's longest if not given.
-        temperature: As of `unmask sample`.
-        top_k: As of `unmask sample`.
-        top_p: As of `unmask sample`.
-        seed: Text i is drawn with seed + i.
+        n: Number of samples for each setting.
+        length: Tokens of a sample; by default the model's maximum.
+        temperature: See `unmask sample`.
+        top_k: See `unmask sample`.
+        top_p: See `unmask sample`.
+        seed: Sample i uses seed + i.
     """
     from unmask.cli.progress import progress
     from unmask.diffusion.categorical import SamplingParams
@@ -159,57 +182,28 @@ def eval_samples(
     if not samplers or not steps:
         raise ValueError("--samplers and --steps need at least one value each")
     validate_output(out)
-    measured: list[SampleMetrics] = []
-    with load_distributed(model) as (lm, speaks):
+    metrics: list[SampleMetrics] = []
+    with load_distributed(model, allow_code) as (lm, is_main):
         lm.denoiser.prepack()
-        contestants: dict[str, SamplerSpec] = {}
-        for name in samplers:
-            for count in steps:
-                built = lm.make_sampler(name, count, SamplingParams(temperature, top_k, top_p))
-                contestants.setdefault(repr(built), SamplerSpec(name, sampler_steps(built), built))
-        judging = None if reference_model is None else CausalReferenceModel.load(reference_model)
-        with progress("judging", len(contestants), "samplers", quiet=as_json or not speaks) as report:
-            for number, contestant in enumerate(contestants.values(), start=1):
-                measured.append(evaluate_samples(lm, contestant, n, length, seed, judging))
+        specs: dict[str, SamplerSpec] = {}
+        for name, count in product(samplers, steps):
+            sampler = make_sampler(lm, name, count, SamplingParams(temperature, top_k, top_p))
+            specs.setdefault(repr(sampler), SamplerSpec(name, sampler_steps(sampler), sampler))
+        reference = None if reference_model is None else CausalReferenceModel.load(reference_model)
+        with progress("evaluating", len(specs), "samplers", quiet=as_json or not is_main) as report:
+            for number, spec in enumerate(specs.values(), start=1):
+                metrics.append(evaluate_samples(lm, spec, n, length, seed, reference))
                 report(number)
         digest = model_fingerprint(model)
-    data = {} if judging is None else {"reference_model": f"sha256:{judging.digest()}"}
-    if speaks and not write_results({"sample_evals": metrics_to_json(measured)}, seed, data, digest, out, as_json):
-        _print_sample_metrics(measured)
-
-
-def report(
-    run: ModelPath,
-    out: Path | None = None,
-    windows: int = 80,
-    samples: int = 4,
-    steps: int = 64,
-    seed: int = 0,
-) -> None:
-    """Write a run's report: one HTML page with curves, the bound per time, samples and settings.
-
-    For example:
-      unmask report runs/demo
-
-    Args:
-        run: The folder of a run, finished or not.
-        out: Where the report goes; RUN/report if not given.
-        windows: How many held-out windows are measured.
-        samples: How many texts are written, with the order in which their tokens were revealed.
-        steps: In how many steps.
-        seed: Of the measurement and the samples.
-    """
-    from unmask.cli.progress import progress
-    from unmask.report import ReportConfig, write_report
-
-    settings = ReportConfig(windows=windows, samples=samples, steps=steps, seed=seed)
-    print(write_report(run, out, settings, progress))
+    data = {} if reference is None else {"reference_model": f"sha256:{reference.digest()}"}
+    if is_main and not write_results({"sample_evals": metrics_to_json(metrics)}, seed, data, digest, out, as_json):
+        _print_sample_metrics(metrics)
 
 
 def _resolve_datasets(
     sources: tuple[str, ...], scratch: Path, folder: Path | None, options: object
 ) -> tuple[list[ResolvedDataset], dict[str, str]]:
-    """All texts, before any is measured; of the paper's seven, those that are not to be had are named."""
+    """All texts, and of the paper's seven, why some are missing."""
     from unmask.data.readers import SourceConfig
     from unmask.evaluation.datasets import MDLM_ZERO_SHOT, resolve_dataset
 
@@ -226,14 +220,14 @@ def _resolve_datasets(
     if not texts:
         first = next(iter(missing.values()), "name files or text sets")
         more = f" (and so are {len(missing) - 1} more: {', '.join(list(missing)[1:])})" if missing else ""
-        raise ValueError(f"there is no text to measure: {first}{more}")
+        raise ValueError(f"there is no text to evaluate: {first}{more}")
     return texts, missing
 
 
-def _print_scores(measured: list[tuple[ResolvedDataset, Corpus, Score]]) -> None:
+def _print_scores(evaluated: Sequence[tuple[ResolvedDataset, Corpus, Score]]) -> None:
     header = ("text", "nats/token", "perplexity", "bits/byte", "bits/character", "perplexity/word", "tokens")
     lines = []
-    for text, _, score in measured:
+    for text, _, score in evaluated:
         f = {name: value for name, value in score.to_dict().items() if isinstance(value, int | float)}
         lines.append(
             (
@@ -249,7 +243,7 @@ def _print_scores(measured: list[tuple[ResolvedDataset, Corpus, Score]]) -> None
     print_table(header, lines)
 
 
-def _print_sample_metrics(measured: list[SampleMetrics]) -> None:
+def _print_sample_metrics(metrics: Sequence[SampleMetrics]) -> None:
     header = ("sampler", "steps", "perplexity", "entropy", "distinct-2", "repetition", "nfe", "seconds")
     lines = [
         (
@@ -262,10 +256,10 @@ def _print_sample_metrics(measured: list[SampleMetrics]) -> None:
             str(each.nfe),
             f"{each.seconds:.1f}",
         )
-        for each in measured
+        for each in metrics
     ]
     print_table(header, lines)
-    if any(each.steps not in (None, each.nfe) for each in measured):
-        print("steps were asked for, calls made: a step with nothing to write needs none", file=sys.stderr)
-    if measured[0].reference_model is not None:
-        print(f"reference model: {measured[0].reference_model}")
+    if any(each.steps not in (None, each.nfe) for each in metrics):
+        print("nfe is below steps where a step has no token to unmask", file=sys.stderr)
+    if metrics[0].reference_model is not None:
+        print(f"reference model: {metrics[0].reference_model}")

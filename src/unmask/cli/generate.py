@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from unmask.cli.arguments import (
+    AllowCodeFlag,
     Count,
     JsonFlag,
     ModelPath,
     TextArg,
     TextArgs,
+    import_typed,
     load_distributed,
     print_json,
     warn_literal_masks,
 )
 from unmask.cli.signature import Inline, Option
+from unmask.config import lookup, override
 
 if TYPE_CHECKING:
+    from unmask.diffusion.categorical import SamplingParams
     from unmask.guidance import Guidance
     from unmask.model import LanguageModel, Samples
     from unmask.sampling import Sampler
@@ -68,6 +72,8 @@ class GenerationOptions:
     """Of the sampler remdm: how strong remasking is, from 0 to 1; each --remasking has its own."""
     loop: _LoopArg = None
     """Of the sampler remdm: write a share VISIBLE by t = ON, correct until t = OFF; as in 0.55 0.05 0.9."""
+    sampler_option: tuple[str, ...] = ()
+    """Any other field of the sampler, as FIELD=VALUE."""
     block_size: int | None = None
     """Write from left to right in blocks of so many tokens, --steps each; block diffusion has its own."""
     cache: _CacheName = "none"
@@ -107,14 +113,10 @@ class GenerationOptions:
 
         choice = SamplingParams(self.temperature, self.top_k, self.top_p)
         steps = 128 if self.steps is None else self.steps
-        chosen = lm.make_sampler(
-            self.sampler,
-            steps,
-            choice,
-            block_size=self.block_size,
-            cache=self.cache,
-            **self._sampler_options(),
-        )
+        options = self._sampler_options()
+        chosen = make_sampler(lm, self.sampler, steps, choice, block_size=self.block_size, cache=self.cache, **options)
+        if self.sampler_option:
+            chosen = _change_sampler(chosen, self.sampler_option)
         if self.steps is not None and sampler_steps(chosen) is None:
             who = "this model's sampler" if self.sampler == "default" else f"the sampler {self.sampler}"
             raise ValueError(f"{who} takes no steps, as it finds out itself how many it needs: drop --steps")
@@ -128,9 +130,6 @@ class GenerationOptions:
 
     def _sampler_options(self) -> dict[str, object]:
         """The sampler's own options, as far as they are given."""
-        from dataclasses import replace
-
-        from unmask.config import lookup
         from unmask.sampling.remdm import REMASKING_SCHEDULES, Loop
 
         remasking: object = self.remasking
@@ -146,6 +145,43 @@ class GenerationOptions:
             "loop": None if self.loop is None else Loop(*self.loop),
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+def make_sampler(
+    lm: LanguageModel,
+    name: str,
+    steps: int,
+    params: SamplingParams,
+    *,
+    block_size: int | None = None,
+    cache: str = "none",
+    **options: Any,
+) -> Sampler:
+    """The sampler of a name in the table, or the one that the user typed as package.module:name."""
+    from unmask.sampling import SAMPLERS, Blockwise
+
+    if ":" not in name:
+        return lm.make_sampler(name, steps, params, block_size=block_size, cache=cache, **options)
+    found = import_typed(name, SAMPLERS.base)
+    if isinstance(found, type):
+        known = {field.name for field in fields(found)} if is_dataclass(found) else set()
+        for option in options.keys() - known:
+            raise ValueError(f"the sampler {name} has no field {option!r}")
+        given = {"steps": steps, "params": params, **options}
+        found = found(**{field: value for field, value in given.items() if field in known})
+    elif not isinstance(found, SAMPLERS.base):
+        found = found()
+    sampler: Sampler = found
+    return sampler if block_size is None else Blockwise(block_size, sampler, cache, lm.vocab.eos_id)
+
+
+def _change_sampler(sampler: Sampler, changes: tuple[str, ...]) -> Sampler:
+    """Change fields of a sampler, or of the one that fills the blocks."""
+    inner = getattr(sampler, "sampler", None)
+    if inner is None:
+        return override(sampler, *changes, allow_code=True)
+    changed: Sampler = replace(cast("Any", sampler), sampler=override(inner, *changes, allow_code=True))
+    return changed
 
 
 def sampler_steps(sampler: Sampler) -> int | None:
@@ -166,6 +202,7 @@ def sample(
     prompt: str = "",
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
     as_json: JsonFlag = False,
+    allow_code: AllowCodeFlag = False,
 ) -> None:
     """Write texts from nothing, or from a prompt.
 
@@ -180,7 +217,7 @@ def sample(
         prompt: What each text begins with.
     """
     warn_literal_masks("a prompt", [prompt])
-    with load_distributed(model) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, speaks):
         sampler = options.build_sampler(lm)
         canvas = lm.blank_canvas(options.n, length, prompt or ())
         dtype = set_dtype(lm, options.dtype)
@@ -195,6 +232,7 @@ def complete(
     length: int = 64,
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
     as_json: JsonFlag = False,
+    allow_code: AllowCodeFlag = False,
 ) -> None:
     """Go on from prompts, which may differ in length, up to the end of the text if the model knows one.
 
@@ -207,7 +245,7 @@ def complete(
         prompts: What to go on from; each is gone on from as if it were alone.
         length: How many tokens to write at most.
     """
-    with load_distributed(model) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, speaks):
         sampler = options.build_sampler(lm)
         lm.check_memory(options.n * len(prompts), length)
         dtype = set_dtype(lm, options.dtype)
@@ -222,6 +260,7 @@ def infill(
     template: TextArg,
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
     as_json: JsonFlag = False,
+    allow_code: AllowCodeFlag = False,
 ) -> None:
     """Fill the holes of a text.
 
@@ -233,7 +272,7 @@ def infill(
         model: A model folder, of ours or in a published layout, or a name on the hub.
         template: Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes.
     """
-    with load_distributed(model) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, speaks):
         sampler = options.build_sampler(lm)
         canvas = lm.encode_template(template, options.n)
         followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())

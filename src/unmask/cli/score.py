@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unmask.cli.arguments import (
+    AllowCodeFlag,
     JsonFlag,
     ModelPath,
     ResultsPath,
@@ -35,6 +36,7 @@ def score(
     seed: int = 0,
     out: ResultsPath = None,
     as_json: JsonFlag = False,
+    allow_code: AllowCodeFlag = False,
 ) -> None:
     """Say how many nats a model needs for texts, with the standard error.
 
@@ -65,7 +67,7 @@ def score(
         raise ValueError("there is nothing to score: give texts, or a table of them with --requests")
     prompts, read = map(list, zip(*pairs, strict=True))
     warn_literal_masks("a text that is scored", read)
-    with load_distributed(model) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, speaks):
         lm.denoiser.prepack()
         result = lm.score(read, prompts, draws=draws, precision=precision, seed=seed)
         longest = lm.denoiser.max_length

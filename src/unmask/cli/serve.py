@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from unmask.cli.arguments import ModelPath, load_model
+from unmask.cli.arguments import AllowCodeFlag, ModelPath, load_model
 from unmask.cli.generate import DtypeName, set_dtype
 from unmask.serve.limits import Limits
 from unmask.serve.onednn import limit_onednn_caches
@@ -27,6 +27,7 @@ def serve(
     shutdown_timeout: float = 30.0,
     dtype: DtypeName = "auto",
     limits: Limits = Limits(),  # noqa: B008
+    allow_code: AllowCodeFlag = False,
 ) -> None:
     """Serve a model: an API as OpenAI's clients know it, and a page that shows text emerge.
 
@@ -62,11 +63,11 @@ def serve(
     from unmask.pretrained import resolve_model_folder
 
     if not resolve_model_folder(model).exists():
-        load_model(model)  # which says what is missing, before anything listens
+        load_model(model, allow_code=allow_code)  # which says what is missing, before anything listens
     service = Service(model.resolve().name, limits, max_batch, max_queue)
 
     def load() -> LanguageModel:
-        lm = load_model(model, require_tokenizer=True)
+        lm = load_model(model, require_tokenizer=True, allow_code=allow_code)
         set_dtype(lm, dtype)
         return lm
 

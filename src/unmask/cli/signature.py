@@ -105,7 +105,7 @@ def command_arguments(function: Callable[..., Any]) -> list[Argument]:
 
 def _dataclass_arguments(parameter: str, prefix: str, dataclass_type: Any, default: Any) -> Iterator[Argument]:
     """The fields of a dataclass as options; their texts are the strings below them."""
-    texts = _field_docstrings(dataclass_type)
+    texts = field_docstrings(dataclass_type)
     hints = get_type_hints(dataclass_type, include_extras=True)
     for field in dataclasses.fields(dataclass_type):
         value = field.default if default is MISSING else getattr(default, field.name)
@@ -204,9 +204,17 @@ def _argument_help(function: Callable[..., Any]) -> dict[str, str]:
     return texts
 
 
-def _field_docstrings(dataclass_type: Any) -> dict[str, str]:
-    """The strings below the fields of a dataclass, which Python itself does not keep."""
-    (whole,) = ast.parse(textwrap.dedent(inspect.getsource(dataclass_type))).body
+def field_docstrings(dataclass_type: Any) -> dict[str, str]:
+    """The strings below the fields of a dataclass and its bases, which Python itself does not keep."""
+    texts: dict[str, str] = {}
+    for cls in reversed(dataclass_type.__mro__):
+        if dataclasses.is_dataclass(cls):
+            texts |= _class_docstrings(cls)
+    return texts
+
+
+def _class_docstrings(cls: Any) -> dict[str, str]:
+    (whole,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(whole, ast.ClassDef)
     texts: dict[str, str] = {}
     for before, after in zip(whole.body, whole.body[1:], strict=False):

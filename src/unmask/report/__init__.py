@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from unmask.io.atomic import atomic_folder
 from unmask.io.locks import file_lock
+from unmask.registry import AllowCode
 from unmask.report.config import ReportConfig
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     config: ReportConfig = ReportConfig(),  # noqa: B008
     progress: ProgressContext | None = None,
+    *,
+    allow_code: AllowCode = False,
 ) -> Path:
     """Write `index.html`, `report.json` and a PNG of each figure to `out` (`run`/report); returns the page.
 
@@ -40,7 +43,7 @@ def write_report(
     folder = Path(run) / "report" if out is None else Path(out)
     final = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(final)
-    data = collect(Path(run), config, progress)
+    data = collect(Path(run), config, progress, allow_code=allow_code)
     with progress("plots", None, "plots"):
         plots = make_plots(data)
     with file_lock(final) as lock, atomic_folder(final, lock) as folder_in_progress:

@@ -19,6 +19,7 @@ from unmask.likelihood.step_bounds import StepBound, step_bounds, why_no_step_bo
 from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.provenance import collect_provenance
+from unmask.registry import AllowCode
 from unmask.report.config import ReportConfig
 from unmask.report.run_log import Curves, SampleEval, read_curves, read_sample_evals
 from unmask.report.samples import RevealedSample, generate_samples
@@ -115,13 +116,15 @@ def no_progress(_title: str, _total: int | None, _unit: str) -> Iterator[Progres
     yield lambda _done: None
 
 
-def collect(run: Path, config: ReportConfig, progress: ProgressContext = no_progress) -> ReportData:
+def collect(
+    run: Path, config: ReportConfig, progress: ProgressContext = no_progress, *, allow_code: AllowCode = False
+) -> ReportData:
     """Read the run's folder, and measure its model or that of its latest checkpoint."""
     settings = RunFolder(run).read_settings()
-    experiment: Experiment = from_json(Experiment, settings, str(run))
+    experiment: Experiment = from_json(Experiment, settings, str(run), allow_code=allow_code)
     curves = read_curves(run)
     corpus = Corpus.open(run / "corpus", verify=False)
-    lm, status = _load_model(run, experiment, curves)
+    lm, status = _load_model(run, experiment, curves, allow_code)
     validation, bounds, why_no_bounds = _evaluate(lm, corpus, experiment.layout, config, progress)
     with progress("samples", config.steps, "steps") as report:
         samples = generate_samples(lm, corpus.tokenizer, config.samples, config.steps, config.seed, report)
@@ -163,13 +166,15 @@ def _evaluate(
     return score.to_dict(), bounds, why_no_step_bounds(lm.objective)
 
 
-def _load_model(run: Path, experiment: Experiment, curves: Curves) -> tuple[LanguageModel, RunStatus]:
+def _load_model(
+    run: Path, experiment: Experiment, curves: Curves, allow_code: AllowCode
+) -> tuple[LanguageModel, RunStatus]:
     """The finished model, or the averaged weights of the latest checkpoint."""
     steps = experiment.training.steps
     folder = RunFolder(run)
     if folder.is_finished(steps):
-        return load(folder.model), RunStatus(True, steps, steps, steps)
-    lm, _ = load_ema_model(run)
+        return load(folder.model, allow_code=allow_code), RunStatus(True, steps, steps, steps)
+    lm, _ = load_ema_model(run, allow_code=allow_code)
     measured = folder.checkpoints.latest()[0] or 0
     return lm, RunStatus(False, max(measured, *curves.step[-1:], 0), steps, measured)
 

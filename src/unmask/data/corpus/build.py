@@ -52,17 +52,18 @@ class CorpusBuild:
     config: PrepareConfig
 
     @classmethod
-    def create(cls, sources: Sequence[str] | Sources, tokenizer: str, config: PrepareConfig) -> CorpusBuild:
+    def create(cls, sources: Sequence[str] | Sources, tokenizer: str | Tokenizer, config: PrepareConfig) -> CorpusBuild:
         """Check the request, and hash the sources unless `sources` has done so before."""
         sources = sources if isinstance(sources, Sources) else Sources(sources)
         if not sources.names:
             raise ValueError("a corpus needs at least one source, for instance stdlib")
-        size = _parse_bpe_size(tokenizer)
-        known = None if size else get_tokenizer(tokenizer)
+        name = tokenizer if isinstance(tokenizer, str) else repr(tokenizer)
+        size = _parse_bpe_size(name)
+        known = None if size else get_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         if config.source.pair_format is not None and known is not None and known.eos_id is None:
             raise ValueError(f"the tokenizer {tokenizer} has no id that ends a text, which pairs need")
         records = tuple(SourceRecord(name, sources.fingerprints[name]) for name in sources.names)
-        return cls(sources, records, tokenizer, known, size, config)
+        return cls(sources, records, name, known, size, config)
 
     def matches(self, manifest: Manifest) -> bool:
         """Whether preparing would give that corpus again: same text, same config, same tokenizer.

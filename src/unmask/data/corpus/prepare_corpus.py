@@ -12,6 +12,7 @@ from unmask.data.corpus.corpus import Corpus
 from unmask.data.corpus.manifest import Manifest, PrepareConfig
 from unmask.data.corpus.shards import find_shards, open_if_matching, prepare_shard
 from unmask.data.readers import Sources
+from unmask.data.tokenizers import Tokenizer
 from unmask.io.atomic import atomic_folder
 from unmask.io.errors import os_errors_as_value_error
 from unmask.io.locks import file_lock
@@ -24,7 +25,7 @@ _CORPUS_FILES = re.compile(
 def prepare(
     sources: Sequence[str] | Sources,
     out: str | os.PathLike[str],
-    tokenizer: str = "bytes",
+    tokenizer: str | Tokenizer = "bytes",
     config: PrepareConfig = PrepareConfig(),  # noqa: B008
     progress: ProgressFn | None = None,
 ) -> Corpus:
@@ -49,7 +50,7 @@ def prepare(
 
 
 def stale_reasons(
-    sources: Sequence[str] | Sources, out: str | os.PathLike[str], tokenizer: str, config: PrepareConfig
+    sources: Sequence[str] | Sources, out: str | os.PathLike[str], tokenizer: str | Tokenizer, config: PrepareConfig
 ) -> list[str]:
     """What changed since the corpus `out` was prepared; empty if `prepare` would return it as it is."""
     build, manifest = CorpusBuild.create(sources, tokenizer, config), Manifest.read(Path(out))

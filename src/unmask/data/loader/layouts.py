@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -102,6 +102,10 @@ class RowLayout(ABC):
     @abstractmethod
     def bind(self, source: TokenSource) -> Rows:
         """The rows of a source in this layout; raises if it does not fit."""
+
+    def with_length(self, length: int) -> Self:
+        """The same layout with rows of another length."""
+        return replace(self, length=length)  # type: ignore[type-var]
 
     def describe(self, source: TokenSource) -> Sequence[str]:
         """Lines to read before training on this source."""

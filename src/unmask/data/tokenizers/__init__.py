@@ -4,8 +4,10 @@ from unmask.data.tokenizers.fast_encoders import TokenIds
 from unmask.data.tokenizers.tokenizer import (
     MIN_BPE_VOCAB_SIZE,
     REPLACEMENT_CHAR,
+    TOKENIZERS,
     Tokenizer,
     get_tokenizer,
+    is_external,
     token_texts,
 )
 from unmask.data.tokenizers.unknown_stats import UnknownStats
@@ -13,9 +15,11 @@ from unmask.data.tokenizers.unknown_stats import UnknownStats
 __all__ = [
     "MIN_BPE_VOCAB_SIZE",
     "REPLACEMENT_CHAR",
+    "TOKENIZERS",
     "TokenIds",
     "Tokenizer",
     "UnknownStats",
     "get_tokenizer",
+    "is_external",
     "token_texts",
 ]

@@ -25,6 +25,7 @@ from unmask.data.tokenizers.pretokenize import CachedWordEncoder, sample_words
 from unmask.data.tokenizers.unknown_stats import IUPAC_CODES, MAX_UNKNOWN_FRACTION, UnknownStats
 from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session
 from unmask.io.untrusted import read_bytes
+from unmask.registry import Family
 
 _MAX_TOKENIZER_BYTES = 64 << 20
 """Bytes of a `tokenizer.json`: the largest that are published have half as many."""
@@ -78,6 +79,11 @@ class Tokenizer:
         if not vocab:
             raise ValueError("an alphabet needs at least one character")
         return cls(_char_level_backend(vocab, unk_token=""))
+
+    @classmethod
+    def text8(cls) -> Tokenizer:
+        """The letters a to z and the space."""
+        return cls.characters("abcdefghijklmnopqrstuvwxyz ")
 
     @classmethod
     def dna(cls) -> Tokenizer:
@@ -348,16 +354,32 @@ def token_texts(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> l
     return pieces
 
 
+TOKENIZERS: Family[Tokenizer] = Family(
+    "unmask.data.tokenizers.tokenizer:Tokenizer",
+    {
+        "bytes": "unmask.data.tokenizers.tokenizer:Tokenizer.bytes",
+        "dna": "unmask.data.tokenizers.tokenizer:Tokenizer.dna",
+        "protein": "unmask.data.tokenizers.tokenizer:Tokenizer.protein",
+        "text8": "unmask.data.tokenizers.tokenizer:Tokenizer.text8",
+    },
+)
+"""Functions that make a tokenizer, by name."""
+
+
+def is_external(name: str) -> bool:
+    """Whether a name is that of a tokenizer from outside the package, package.module:name."""
+    module, colon, path = name.partition(":")
+    words = [*module.split("."), *path.split(".")]
+    return bool(colon) and module not in ("bpe", "hub") and all(map(str.isidentifier, words))
+
+
 def get_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a name: bytes, dna, protein, text8, a `tokenizer.json` or its folder, hub:NAME."""
-    ready: dict[str, Callable[[], Tokenizer]] = {
-        "bytes": Tokenizer.bytes,
-        "dna": Tokenizer.dna,
-        "protein": Tokenizer.protein,
-        "text8": lambda: Tokenizer.characters("abcdefghijklmnopqrstuvwxyz "),
-    }
-    if name in ready:
-        return ready[name]()
+    if name in TOKENIZERS:
+        named: Tokenizer = TOKENIZERS[name]()
+        return named
+    if is_external(name):
+        raise ValueError(f"the tokenizer {name} is code from outside unmask: pass the Tokenizer that it makes")
     if name.startswith("hub:"):
         return Tokenizer.from_hub(name.removeprefix("hub:"))
     path = Path(name)
@@ -365,10 +387,10 @@ def get_tokenizer(name: str) -> Tokenizer:
         return Tokenizer.from_file(path)
     if path.is_dir():
         return Tokenizer.from_file(path / "tokenizer.json")
-    close = difflib.get_close_matches(name, ready, n=1)
+    close = difflib.get_close_matches(name, TOKENIZERS, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ValueError(
-        f"there is no tokenizer {name!r}; known are {', '.join(ready)}, bpe:SIZE, hub:NAME"
+        f"there is no tokenizer {name!r}; known are {', '.join(TOKENIZERS)}, bpe:SIZE, hub:NAME"
         f" and the path of a tokenizer.json{hint}"
     )
 
