@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.baseline import semi_autoregressive_sample
 from benchmarks.side_by_side import Result, compare, fastest_pair
-from benchmarks.textbook import ModelSize, ancestral_sample, semi_autoregressive_sample
 from benchmarks.training import CHARACTERS, DEEP, WIDE, WORDS
+from examples.mdlm_reference import ModelSize, ancestral_sample
 from unmask import Ancestral
 from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
@@ -47,14 +48,14 @@ def _compare(
     baseline_fraction: float,
     ours_fraction: float = 1.0,
 ) -> Result:
-    """The textbook's steps are alike: a share of them is run, and its last call of the network left out.
+    """The reference's steps are alike: a share of them is run, and its last call of the network left out.
 
     Ours needs as many calls for a row's first tokens as for its last, so a share of the tokens is written.
     """
-    textbook, precision, model = fastest_pair(
-        size, lambda textbook: ancestral_sample(textbook, canvas, steps, max_steps=1)
+    reference, precision, model = fastest_pair(
+        size, lambda reference: ancestral_sample(reference, canvas, steps, max_steps=1)
     )
-    enough = ours_fraction * int((canvas == textbook.mask_id).sum())
+    enough = ours_fraction * int((canvas == reference.mask_id).sum())
 
     def ours() -> None:
         for frame in model.generate_steps(canvas, Ancestral(steps)):
@@ -64,10 +65,10 @@ def _compare(
     return compare(
         work,
         precision,
-        lambda: ancestral_sample(textbook, canvas, steps, max_steps=round(baseline_fraction * steps)),
+        lambda: ancestral_sample(reference, canvas, steps, max_steps=round(baseline_fraction * steps)),
         ours,
         repeats,
-        note=f"textbook from {baseline_fraction:.0%} of the steps, unmask from {ours_fraction:.0%} of the tokens",
+        note=f"reference from {baseline_fraction:.0%} of the steps, unmask from {ours_fraction:.0%} of the tokens",
         warmup=False,
         baseline_fraction=baseline_fraction,
         ours_fraction=ours_fraction,
@@ -85,19 +86,19 @@ def measure_semi_autoregressive(
     """Semi-autoregressive: windows of 1,024 that move by 512."""
     blank = torch.full((1, length), size.vocab - 1)
     window = blank[:, : size.length]
-    textbook, precision, model = fastest_pair(
-        size, lambda textbook: ancestral_sample(textbook, window, steps, max_steps=1)
+    reference, precision, model = fastest_pair(
+        size, lambda reference: ancestral_sample(reference, window, steps, max_steps=1)
     )
     sampler = SemiAutoregressive(stride=size.length // 2, sampler=Ancestral(steps))
     return compare(
         f"semi-autoregressive, {length:,} tokens, V = {size.vocab:,}, {steps} steps a window",
         precision,
         lambda: semi_autoregressive_sample(
-            textbook, 1, length, size.length // 2, steps, max_steps=round(baseline_fraction * steps)
+            reference, 1, length, size.length // 2, steps, max_steps=round(baseline_fraction * steps)
         ),
         lambda: model.generate(blank, sampler),
         repeats,
-        note=f"textbook from {baseline_fraction:.0%} of the steps",
+        note=f"reference from {baseline_fraction:.0%} of the steps",
         warmup=False,
         baseline_fraction=baseline_fraction,
         with_flops=False,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.side_by_side import fastest_pair, time_once
-from benchmarks.textbook import ModelSize, ancestral_sample
+from examples.mdlm_reference import ModelSize, ancestral_sample
 from unmask import Ancestral
 
 SIZE = ModelSize(vocab=4096, depth=4, width=256, length=128, heads=4)
@@ -22,7 +22,7 @@ AXES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds to write some texts; the textbook's are measured for up to 64 of its steps, which are alike."""
+    """Seconds to write some texts; the reference's are measured for up to 64 of its steps, which are alike."""
 
     axis: str
     value: int
@@ -48,12 +48,12 @@ def _measure_point(axis: str, value: int) -> Point:
     else:
         rows = value
     blank = torch.full((rows, size.length), size.vocab - 1)
-    textbook, _, model = fastest_pair(size, lambda textbook: ancestral_sample(textbook, blank, steps, max_steps=1))
+    reference, _, model = fastest_pair(size, lambda reference: ancestral_sample(reference, blank, steps, max_steps=1))
     model.generate(blank, Ancestral(1))
     done = model.generate(blank, Ancestral(steps))
     ours = min(time_once(lambda: model.generate(blank, Ancestral(steps))) for _ in range(2 if steps <= 64 else 1))
     some = min(steps, 64)
-    theirs = time_once(lambda: ancestral_sample(textbook, blank, steps, max_steps=some)) * steps / some
+    theirs = time_once(lambda: ancestral_sample(reference, blank, steps, max_steps=some)) * steps / some
     return Point(axis, value, ours, theirs, done.nfe, done.num_queries)
 
 

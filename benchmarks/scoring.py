@@ -3,7 +3,7 @@
     python -m benchmarks.scoring        # words and bytes
 
 Passes over a text are independent, so the time to any error is in proportion to the seconds and to the
-variance of a pass. The seconds are those of networks with the textbook's shape. The variance is that of a
+variance of a pass. The seconds are those of networks with the reference's shape. The variance is that of a
 model of ours that has learned, both ways: one that has not knows little more than prices (see `luck`).
 """
 
@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.baseline import nll_estimates
 from benchmarks.side_by_side import RandomTokens, Result, fastest_pair, time_alternating
-from benchmarks.textbook import ModelSize, nll_estimates
 from benchmarks.time_to_quality import train
+from examples.mdlm_reference import ModelSize
 from unmask import MDLM, LanguageModel
 from unmask.data.corpus import prepare
 from unmask.data.loader import Loader, Wrapped
@@ -55,8 +56,8 @@ def measure_scoring(case: Case, groups: int = 3) -> Result:
     theirs, ours = _variances(case, groups)
     text = RandomTokens.generate(WINDOWS * case.size.length, case.size.vocab)
     windows = torch.from_numpy(text.ids).view(WINDOWS, -1)
-    textbook, precision, model = fastest_pair(
-        case.size, lambda textbook: nll_estimates(textbook, windows, draws=1, batch=WINDOWS)
+    reference, precision, model = fastest_pair(
+        case.size, lambda reference: nll_estimates(reference, windows, draws=1, batch=WINDOWS)
     )
     loader = Loader(text, Wrapped(case.size.length), WINDOWS)
 
@@ -65,7 +66,7 @@ def measure_scoring(case: Case, groups: int = 3) -> Result:
             score_corpus(model.denoiser, model.objective, loader, EvalConfig(replicates=DRAWS))
 
     seconds = time_alternating(
-        lambda: nll_estimates(textbook, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups
+        lambda: nll_estimates(reference, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups
     )
     slow, fast = (
         tuple(variance / TARGET_ERROR**2 * time / DRAWS for variance, time in zip(variances, times, strict=True))
@@ -77,7 +78,7 @@ def measure_scoring(case: Case, groups: int = 3) -> Result:
 
 
 def _variances(case: Case, groups: int) -> tuple[list[float], list[float]]:
-    """Of a pass, relative to the squared nats: a coin for each token as in the textbook, and our way."""
+    """Of a pass, relative to the squared nats: a coin for each token as in the reference, and our way."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = case.experiment
         corpus = prepare(experiment.sources, Path(folder), experiment.tokenizer, experiment.prepare)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 import unmask
-from benchmarks.textbook import ModelSize, ReferenceMDLM
+from examples.mdlm_reference import ModelSize, ReferenceMDLM
 from unmask.hardware.flops import count_flops, measure_peak_flops
 from unmask.hardware.precision import bf16_is_faster
 
@@ -29,9 +29,9 @@ WorkFn = Callable[[], object]
 
 @dataclass(frozen=True)
 class Result:
-    """How much faster `unmask` does some work than the textbook: a ratio for each repeat.
+    """How much faster `unmask` does some work than the reference: a ratio for each repeat.
 
-    `precision` is the textbook's, the one in which it is faster here. `share` is that of the machine's matmul
+    `precision` is the reference's, the one in which it is faster here. `share` is that of the machine's matmul
     peak in our part, where most of the work is matrix products.
     """
 
@@ -138,13 +138,13 @@ def compare(
     `theirs` does a `share` of the work, and ours an `own_share`, if all of it would take too long; times are
     told for all of it. `counted`: ours is done once more to count its FLOPs.
     """
-    textbook, own = time_alternating(baseline, ours, repeats, warmup)
+    reference, own = time_alternating(baseline, ours, repeats, warmup)
     reached = None
     if with_flops:
         peak = current_peak_flops()
         flops = ours.flops() if isinstance(ours, IsolatedProcess) else measure_flops(ours)
         reached = flops / statistics.median(own) / peak
-    theirs_whole = tuple(seconds / baseline_fraction for seconds in textbook)
+    theirs_whole = tuple(seconds / baseline_fraction for seconds in reference)
     ours_whole = tuple(seconds / ours_fraction for seconds in own)
     return Result(work, precision, theirs_whole, ours_whole, reached, note=note)
 
@@ -161,7 +161,7 @@ def current_peak_flops() -> float:
 
 
 PRECISIONS = {"float32": False, "bfloat16": True}
-"""What the textbook can compute in, and whether that is its `bf16`."""
+"""What the reference can compute in, and whether that is its `bf16`."""
 
 
 def fastest(works: Mapping[str, WorkFn]) -> str:
@@ -173,31 +173,31 @@ def fastest(works: Mapping[str, WorkFn]) -> str:
 def fastest_pair(
     size: ModelSize, work: Callable[[ReferenceMDLM], object]
 ) -> tuple[ReferenceMDLM, str, unmask.LanguageModel]:
-    """`pair`, each as fast as the machine allows: the textbook in the precision (which is told) in which it
+    """`pair`, each as fast as the machine allows: the reference in the precision (which is told) in which it
     does the `work` faster, ours in bfloat16 where the machine is good at it, and packed."""
-    textbook, model = matched_pair(size)
+    reference, model = matched_pair(size)
 
     def in_precision(bf16: bool) -> None:
-        textbook.bf16 = bf16
-        work(textbook)
+        reference.bf16 = bf16
+        work(reference)
 
     precision = fastest({name: partial(in_precision, bf16) for name, bf16 in PRECISIONS.items()})
-    textbook.bf16 = PRECISIONS[precision]
+    reference.bf16 = PRECISIONS[precision]
     if unmask_uses_bf16():
         model.denoiser.to_bf16()
     model.denoiser.prepack()
-    return textbook, precision, model
+    return reference, precision, model
 
 
 def matched_pair(size: ModelSize, seed: int = 0, bf16: bool = False) -> tuple[ReferenceMDLM, unmask.LanguageModel]:
-    """A textbook network with random weights, which may compute under bfloat16 autocast, and `unmask`'s with
+    """A reference network with random weights, which may compute under bfloat16 autocast, and `unmask`'s with
     the same weights."""
     torch.manual_seed(seed)
-    textbook = ReferenceMDLM(size, bf16=bf16)
+    reference = ReferenceMDLM(size, bf16=bf16)
     with torch.no_grad():  # zeros would hide what depends on what
-        for parameter in textbook.parameters():
+        for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    return textbook, to_unmask(textbook)
+    return reference, to_unmask(reference)
 
 
 def to_unmask(baseline: ReferenceMDLM) -> unmask.LanguageModel:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.side_by_side import PRECISIONS, current_peak_flops, fastest, to_unmask, unmask_uses_bf16
-from benchmarks.textbook import ModelSize, ReferenceMDLM, ReferenceTrainer
+from examples.mdlm_reference import ModelSize, ReferenceMDLM, ReferenceTrainer
 from unmask import DiTConfig, LanguageModel, NextToken
 from unmask.config import override
 from unmask.data.corpus import Corpus, Split, prepare

@@ -18,7 +18,7 @@ from benchmarks.side_by_side import (
     matched_pair,
     unmask_uses_bf16,
 )
-from benchmarks.textbook import ModelSize, ReferenceTrainer
+from examples.mdlm_reference import ModelSize, ReferenceTrainer
 from unmask.data.loader import Loader, Wrapped
 from unmask.training.config import TrainingConfig
 from unmask.training.loss import DenoisingLoss
@@ -36,7 +36,7 @@ STEPS = 2
 
 
 def baseline_trainer(size: ModelSize, bf16: bool = False) -> ReferenceTrainer:
-    """The textbook, ready to be stepped."""
+    """The reference, ready to be stepped."""
     return ReferenceTrainer(matched_pair(size, bf16=bf16)[0])
 
 
@@ -59,7 +59,7 @@ def _random_tokens(size: ModelSize, batch: int) -> RandomTokens:
 
 
 def baseline_steps(size: ModelSize, batch: int, bf16: bool) -> WorkFn:
-    """Steps of the textbook, on the same rows each time."""
+    """Steps of the reference, on the same rows each time."""
     trainer, x = baseline_trainer(size, bf16), random_batch(size, batch)
 
     def work() -> None:

@@ -2,7 +2,7 @@
 
 python -m benchmarks.training_memory float32|bfloat16|ours|recompute
 
-The first two are the textbook's, which is compared in the precision in which it needs less.
+The first two are the reference's, which is compared in the precision in which it needs less.
 
 With MALLOC_MMAP_THRESHOLD_=4000000 large blocks go back when they are freed: what is then told is in use.
 """
@@ -15,15 +15,15 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.side_by_side import PRECISIONS, Result, unmask_uses_bf16
-from benchmarks.textbook import ModelSize
 from benchmarks.training import baseline_trainer, random_batch, unmask_trainer
+from examples.mdlm_reference import ModelSize
 
 SIZE = ModelSize(vocab=50_258, depth=8, width=512, length=1024)
 BATCH = 8
 
 
 def measure_memory(way: str = "ours") -> Result:
-    """Of the second step, because the optimizer's state appears in the first; the textbook's steps are long,
+    """Of the second step, because the optimizer's state appears in the first; the reference's steps are long,
     so its first one is of a few tokens."""
     work = f"peak memory of a training step, V = 50,258, 8 x 512, batch {BATCH} x {SIZE.length:,}"
     if way == "recompute":
