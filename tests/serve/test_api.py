@@ -326,9 +326,9 @@ def test_a_full_server_says_when_to_come_back() -> None:
         (
             RuntimeError("[enforce fail] can't allocate memory: you tried"),
             503,
-            "memory ran out for a single text",
+            "out of memory for a single sequence",
         ),
-        (KeyError("secret"), 500, "something went wrong in the server"),
+        (KeyError("secret"), 500, "internal error; the server's log has the details"),
     ],
 )
 def test_what_breaks_inside_is_told_as_well(error: Exception, status: int, told: str) -> None:

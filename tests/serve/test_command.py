@@ -123,13 +123,13 @@ def test_what_cannot_be_served_is_not_announced(folder: Path, tmp_path: Path) ->
     assert "http://" not in err
     for patience in ("-1", "nan", "inf"):
         assert "seconds from 0 on" in refused(str(folder), f"--shutdown-timeout={patience}")
-    assert "'my.site' is no origin" in refused(str(folder), "--allow-origin", "my.site")
+    assert "'my.site' is not an origin" in refused(str(folder), "--allow-origin", "my.site")
 
 
 def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     assert "is not a folder" in refused(str(tmp_path / "none"), "--port", "0")
     assert "needs a token" in refused(str(folder), "--host", "0.0.0.0", "--port", "0", UNMASK_TOKEN="")
-    assert "no address" in refused(str(folder), "--host", "no.such.host.invalid", "--token", "x")
+    assert "not an address" in refused(str(folder), "--host", "no.such.host.invalid", "--token", "x")
     assert "from 0 to 65535" in refused(str(folder), "--port", "65536")
     unmask.save(LanguageModel(language_model().denoiser.float()), tmp_path / "ids")
     assert "has no tokenizer.json" in refused(str(tmp_path / "ids"), "--port", "0")
@@ -213,7 +213,7 @@ def test_sigterm_ends_a_server_whose_engine_does_not_answer(folder: Path) -> Non
         process.kill()
     assert process.returncode == 1
     assert "event: error" in answers[0].text
-    assert ("left behind" in log, "Traceback" in log) == (True, False)
+    assert ("is abandoned" in log, "Traceback" in log) == (True, False)
 
 
 def test_a_stream_beyond_patience_ends_with_an_error(folder: Path) -> None:

@@ -79,7 +79,7 @@ def test_other_sites_may_not_ask(server: LiveServer) -> None:
     for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://localhost"):
         refused = server.http.post("/v1/score", json=body, headers={"Origin": origin})
         assert refused.status_code == 403
-        assert "requests from other sites are not answered" in told(refused)
+        assert "requests from other sites are not allowed" in told(refused)
     assert server.http.post("/v1/score", json=body, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     own = server.http.post("/v1/score", json=body, headers={"Origin": server.url})
     assert own.status_code == 200
@@ -175,5 +175,5 @@ def test_what_an_origin_is() -> None:
         "*",
     ]
     for wrong in ("my.site", "https://my.site/path", "https://", "http://[", "", "null"):
-        with pytest.raises(ValueError, match="is no origin"):
+        with pytest.raises(ValueError, match="is not an origin"):
             validate_origin(wrong)

@@ -1,4 +1,4 @@
-"""/docs: the API for people, made from its own schema; nothing is fetched from elsewhere."""
+"""/docs: a readable page of the API, generated from its OpenAPI schema; nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -73,27 +73,25 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"tokens": [{"id": 270, "text": "def"}, {"id": 918, "text": " main"}]},
     ),
 }
-"""What may be sent, and what an answer looks like (lists are cut short)."""
+"""Example requests and responses (lists are shortened)."""
 
-_COMPATIBILITY_HTML = """<p>The route <code>/v1/completions</code> answers as OpenAI's does. What differs, and what is
-accepted:</p><ul>
-<li><code>max_tokens</code> tokens are written, exactly; beyond the model's length the answer is 400 with the
-code <code>context_length_exceeded</code>. 0 writes nothing, and gives back the prompt with
-<code>echo</code>.</li>
+_COMPATIBILITY_HTML = """<p>The route <code>/v1/completions</code> is compatible with OpenAI's. Differences:</p><ul>
+<li>Exactly <code>max_tokens</code> tokens are generated; beyond the model's length the response is 400 with the
+code <code>context_length_exceeded</code>. 0 generates nothing, and returns the prompt with <code>echo</code>.</li>
 <li><code>stop</code> may be up to {stops} texts. <code>top_p</code> 0 takes the most probable token.
-<code>top_k</code> 0 or -1 is no limit. <code>seed</code> -1 is a random one.</li>
-<li>null is the same as not given.</li>
-<li>Without effect: {labels}.</li>
-<li>Only with the value that changes nothing: {neutral}; <code>best_of</code> up to <code>n</code>.</li>
+<code>top_k</code> 0 or -1 is no limit. <code>seed</code> -1 is random.</li>
+<li>null means not given.</li>
+<li>Accepted and ignored: {labels}.</li>
+<li>Accepted with their neutral value only: {neutral}; <code>best_of</code> up to <code>n</code>.</li>
 <li>Any other field is refused.</li></ul>"""
 
 
 def render_api_docs(schema: dict[str, Any], base_url: str, requires_token: bool = False) -> str:
-    """The page, for who called the server by this address."""
+    """The page; `base_url` is used in its examples."""
     sections = "".join(
-        _route_section(path, method, told, schema["components"]["schemas"], base_url, requires_token)
+        _route_section(path, method, operation, schema["components"]["schemas"], base_url, requires_token)
         for path, methods in schema["paths"].items()
-        for method, told in methods.items()
+        for method, operation in methods.items()
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -102,8 +100,8 @@ def render_api_docs(schema: dict[str, Any], base_url: str, requires_token: bool 
 <body><header><p class="brand"><a href="/">unmask</a></p><nav><a href="/">the page</a></nav></header>
 <main class="reference"><h1>The API</h1>
 <p>{escape(schema["info"]["description"])} <a href="/openapi.json">openapi.json</a> is the same for programs;
-<a href="/">the page</a> is the same for people.</p>
-{sections}<section><h2>OpenAI's clients, and others</h2>{_compatibility_section()}</section></main></body></html>"""
+<a href="/">the page</a> lets you try the model.</p>
+{sections}<section><h2>OpenAI's and other clients</h2>{_compatibility_section()}</section></main></body></html>"""
 
 
 def _compatibility_section() -> str:
@@ -131,10 +129,10 @@ def _route_section(
         reference = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[-1]
         fields = _fields_table(schemas[reference])
     if path in _EXAMPLES:
-        sent, answer = _EXAMPLES[path]
+        request, response = _EXAMPLES[path]
         token = ' -H "Authorization: Bearer $UNMASK_TOKEN"' if requires_token else ""
-        line = f"curl {base_url}{path}{token} -H 'Content-Type: application/json' -d '{json.dumps(sent)}'"
-        shown = json.dumps(answer, indent=1)
+        line = f"curl {base_url}{path}{token} -H 'Content-Type: application/json' -d '{json.dumps(request)}'"
+        shown = json.dumps(response, indent=1)
         example = f"<pre><code>{escape(line)}</code></pre><pre><code>{escape(shown)}</code></pre>"
     return f"<section><h2><code>{method.upper()} {escape(path)}</code></h2>{about}{example}{fields}</section>"
 
@@ -164,5 +162,5 @@ def _default_value(field: dict[str, Any]) -> str:
 
 
 def _inline_code(text: str) -> str:
-    """Names in backquotes become code."""
+    """HTML with text in backquotes as code."""
     return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))

@@ -1,8 +1,8 @@
-"""Fields that clients of other servers send, and what becomes of them here.
+"""Fields of other servers' APIs.
 
-A misspelt option must not be ignored, so fields that nobody knows are refused. But clients send much that is
-no option of theirs: labels for a bill, and options that are switched off. The former are accepted and have no
-effect; the latter are accepted with the value that changes nothing, and refused with any other.
+Unknown fields are refused, because a misspelt option must not be ignored. But clients also send labels (such as
+`user`) and options that are switched off: labels are accepted and ignored, and unsupported options are accepted
+with their neutral value only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IGNORED_FIELDS = (
     "cache_prompt",
     "keep_alive",
 )
-"""Accepted whatever they say: they do not concern the text."""
+"""Accepted with any value and ignored: they do not affect the text."""
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -51,19 +51,19 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "return_tokens_as_token_ids": (False,),
 }
-"""Options of other servers that are not done here, and the values with which they change nothing."""
+"""Unsupported options of other servers, and their values without effect."""
 
 
 def normalize_fields(body: dict[str, Any], field_names: Iterable[str]) -> dict[str, Any]:
-    """The fields of a request that are ours; null is as good as not given."""
+    """The supported fields of a request; null means not given."""
     names = set(field_names)
     if "max_tokens" in names:
         body = _rename_field(body, "max_completion_tokens", "max_tokens")
-    left = {}
+    supported = {}
     for name, value in body.items():
         if name in names:
             if value is not None:
-                left[name] = value
+                supported[name] = value
         elif name == "best_of":
             _check_best_of(value, body.get("n"))
         elif name in NEUTRAL_VALUES:
@@ -74,11 +74,11 @@ def normalize_fields(body: dict[str, Any], field_names: Iterable[str]) -> dict[s
             shown = name if len(name) <= 40 else f"{name[:40]}..."
             hint = suggest(shown, [*names, *NEUTRAL_VALUES])
             raise field_error(shown, f"there is no field {shown!r}{hint}")
-    return left
+    return supported
 
 
 def field_error(param: str, message: str) -> PydanticCustomError:
-    """A fault of a field, in a sentence that is told as it is."""
+    """An error of a field; the message is returned to the client unchanged."""
     return PydanticCustomError("refused", "{sentence}", {"param": param, "sentence": message})
 
 
@@ -87,7 +87,7 @@ def _rename_field(body: dict[str, Any], alias: str, canonical: str) -> dict[str,
         return body
     both = body.get(canonical) is not None and body[alias] is not None
     if both and body[canonical] != body[alias]:
-        raise field_error(alias, f"{alias} and {canonical} mean the same, and differ: send one of them")
+        raise field_error(alias, f"{alias} and {canonical} mean the same but differ: send one of them")
     rest = {name: value for name, value in body.items() if name != alias}
     return rest if body.get(canonical) is not None else {**rest, canonical: body[alias]}
 
@@ -95,7 +95,7 @@ def _rename_field(body: dict[str, Any], alias: str, canonical: str) -> dict[str,
 def _check_best_of(value: Any, n: Any) -> None:
     candidates = n if isinstance(n, int) else 1
     if value is not None and not (isinstance(value, int) and value <= candidates):
-        raise field_error("best_of", "best_of above n is not supported: ask for n candidates, and choose")
+        raise field_error("best_of", "best_of above n is not supported: request n candidates and choose one")
 
 
 def _is_neutral(value: Any, neutral: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Connections that are not kept waiting for: a request must have arrived within some seconds.
+"""Connections with timeouts: a request must arrive within some seconds.
 
-uvicorn waits for as long as a client likes. A few thousand clients who never finish their request would then
-use up the sockets of the machine.
+uvicorn has no such timeout. A few thousand clients that never finish their request would use up the
+machine's sockets.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from unmask.serve.schemas import ErrorResponse
 
 _RESERVED_FILES = 64
-"""What a process opens beside its connections."""
+"""File descriptors for other uses than connections."""
 
 
 def _max_connections(default: int = 1024) -> int:
-    """How many connections may be open at a time: so many, or as many as this process may open files."""
+    """The largest number of open connections: the default, or fewer if the process may open fewer files."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -29,20 +29,20 @@ def _max_connections(default: int = 1024) -> int:
 
 
 class Connection(H11Protocol):
-    """A connection with a clock for what arrives, and one of at most so many.
+    """A connection with timeouts for incoming data, and a limit on open connections.
 
-    Where there are too many, the one that has kept everybody waiting longest for its request is closed, so
-    that whoever opens connections to say nothing only closes their own.
+    Above the limit, the connection that has waited longest for a request is closed: a client that opens idle
+    connections mainly closes its own.
     """
 
     head_seconds: ClassVar[float] = 10.0
-    """From the first byte of a request (or the beginning of the connection) to the end of its headers."""
+    """Seconds from the first byte of a request (or the start of the connection) to the end of its headers."""
     body_seconds: ClassVar[float] = 30.0
-    """From there to the end of the body."""
+    """Seconds from there to the end of the body."""
     max_connections: ClassVar[int] = _max_connections()
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._receiving: Literal["head", "body"] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
@@ -66,7 +66,7 @@ class Connection(H11Protocol):
         self._update_deadline(received=bool(self.conn.trailing_data[0]))
 
     def _update_deadline(self, received: bool) -> None:
-        """What of a request is still to come; between two of them, nothing is, until something `came`."""
+        """Set the timeout for the rest of a request; between requests there is none until data is `received`."""
         state = self.conn.their_state
         if self.transport.is_closing():
             self._set_deadline(None)
@@ -77,7 +77,7 @@ class Connection(H11Protocol):
 
     def _set_deadline(self, part: Literal["head", "body"] | None) -> None:
         if part == self._receiving and part is not None:
-            return  # its clock runs already
+            return  # the timer is running already
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
             self._timer = self.loop.call_later(seconds, self._on_timeout)
 
     def _on_timeout(self) -> None:
-        """Say so, unless there is nobody who has said anything."""
+        """Answer with 408; a connection without any data is closed silently."""
         self._timer = None
         if self._receiving == "head" and self.cycle is None and not self.conn.trailing_data[0]:
             self.transport.close()
@@ -97,10 +97,10 @@ class Connection(H11Protocol):
             self._send_error(408, f"the {what} of a request must arrive within {seconds:g} seconds")
 
     def _evict_idle(self) -> None:
-        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
-        idle = [each for each in others if each._receiving is not None or not each._is_responding]
+        others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
+        idle = [other for other in others if other._receiving is not None or not other._is_responding]
         if idle:
-            min(idle, key=lambda each: each._since).transport.abort()
+            min(idle, key=lambda other: other._since).transport.abort()
         else:
             self._send_error(
                 503, f"all {self.max_connections:,} connections of this server are in use: try again later"
@@ -111,11 +111,11 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _send_error(self, status: int, message: str) -> None:
-        """Answer in place of the application, and close."""
+        """Respond in place of the application, and close."""
         if self.transport.is_closing():
             return
         if self._is_responding:
-            self.cycle.disconnected = True  # the application is told that there is nobody any more
+            self.cycle.disconnected = True  # tells the application that the client is gone
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = ErrorResponse.make(message).model_dump_json().encode()
             headers = [

@@ -1,8 +1,8 @@
-"""The engine: one thread owns the model, and everybody's rows pass through it step by step.
+"""The engine: one thread owns the model and runs all sequences, batched step by step.
 
-Between two calls of the network new rows join, and rows that are finished, given up or late leave. Requests
-have fair shares of the calls (`fairness`). A turn that takes too long is noticed and told, and nothing that
-others wait for depends on its end: neither deadlines, which the server's own loop keeps as well, nor closing.
+Between two forward passes new sequences join the batch, and finished, cancelled and expired ones leave it.
+Requests get fair shares (see `scheduler`). An iteration that takes too long is logged, and neither deadlines
+(which the server's event loop checks too) nor shutdown depend on its end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from unmask.diffusion.denoiser import DenoiserLike
@@ -26,11 +27,11 @@ EventFn = Callable[[Any], None]
 Job = Callable[[DenoiserLike, EventFn], Any]
 
 SHUTDOWN_GRACE_SECONDS = 2.0
-"""Seconds that a closing engine's thread has to end its turn."""
+"""Seconds for the last iteration after `close` has given up waiting."""
 _COMPUTE_SLICE_SECONDS = 0.01
-"""Seconds of a turn that go to rows which compute by themselves for longer, such as those with patterns."""
+"""Seconds per iteration for sequences with long computations of their own, such as regex constraints."""
 _MAX_CACHED_BATCHES = 4
-"""Rows with a cache of their own that may have begun, in multiples of the rows of a call."""
+"""The limit on running sequences with a KV cache, in multiples of the batch size."""
 
 
 class QueueFullError(Exception):
@@ -50,16 +51,16 @@ class EngineClosedError(Exception):
 
 
 class InternalError(Exception):
-    """Something broke that is nobody's fault but the server's."""
+    """An error of the server that clients get no details of."""
 
 
 @dataclass(eq=False)
 class Task:
-    """Something to do with the network.
+    """One sequence to generate or score.
 
-    `work(denoise, tell)` may tell of its progress. `on_progress`, and in the end `on_done` with the result
-    or the exception, are called in the engine's thread, and must be quick. `deadline` is a time of
-    `time.monotonic`.
+    `job(denoiser, emit)` returns the result and may emit events. `on_progress` gets the events, and `on_done`
+    the result or the exception; both are called in the engine's thread, and must be quick. `deadline` is a
+    time of `time.monotonic`.
     """
 
     job: Job
@@ -71,13 +72,11 @@ class Task:
 
 
 class Engine:
-    """At most `rows` texts share a call; besides as many, `queue` more may be there, of which each request
-    has begun one at least.
+    """Runs at most `max_batch` sequences per forward pass, with `max_queue` more waiting.
 
-    The model is loaded by the engine's thread as well: where a second thread has ever computed with torch,
-    the threads of both are more than the cores, and OpenMP puts them to sleep between any two operations,
-    which takes twice as long. `on_ready` or `on_failure` is called once that is over. A turn of more than
-    `stuck_after` seconds is stuck.
+    The model is loaded in the engine's thread too: once a second thread has used torch, OpenMP has more
+    threads than cores and puts them to sleep between operations, which doubles the time. `on_ready` or
+    `on_failure` is called after loading. An iteration of more than `stuck_after` seconds counts as stuck.
     """
 
     model: LanguageModel
@@ -115,43 +114,46 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it still works."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     @property
     def iteration_seconds(self) -> float:
-        """How long the present turn has taken so far; 0 where nothing is being done."""
-        began = self._iteration_started
-        return 0.0 if began is None else time.monotonic() - began
+        """The duration of the current iteration so far; 0 while idle."""
+        start = self._iteration_started
+        return 0.0 if start is None else time.monotonic() - start
 
     @property
     def stuck(self) -> bool:
-        """Whether the present turn takes so long that it may never end."""
+        """Whether the current iteration takes so long that it may never end."""
         return self.alive and self.iteration_seconds > self.stuck_after
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """All of the tasks, which are one request, or none of them and BusyError."""
+        """Queue the tasks of one request: all of them, or none and QueueFullError."""
         with self._condition:
             if self._closing:
                 raise EngineClosedError("the server is stopping")
-            there = sum(len(request.waiting) + len(request.running) for request in self._requests)
-            if there + len(tasks) > self.max_pending:
-                raise QueueFullError(self._retry_after(there))
+            pending = sum(len(request.waiting) + len(request.running) for request in self._requests)
+            if pending + len(tasks) > self.max_pending:
+                raise QueueFullError(self._retry_after(pending))
             self._submitted += 1
             self._requests.append(ScheduledRequest(deque(tasks), self._submitted, last_iteration=self._iterations))
             self._update_gauges()
             self._condition.notify()
 
     def cancel(self, tasks: Sequence[Task]) -> None:
-        """Nobody wants these any more: they leave before the next call, and are told nothing."""
+        """Drop these tasks before the next forward pass, without calling `on_done`."""
         for task in tasks:
             task.cancelled.set()
         with self._condition:
             self._condition.notify()
 
     def close(self, shutdown_timeout: float = 0.0) -> bool:
-        """Take nothing new, finish what there is for at most `patience` seconds, then stop; whether the
-        thread has ended. Who still waits is told, even where the thread is stuck and cannot end."""
+        """Accept nothing new, finish running tasks for at most `shutdown_timeout` seconds, then stop.
+
+        Remaining tasks fail with EngineClosedError, even if the thread is stuck. Returns whether the thread
+        has ended.
+        """
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -163,28 +165,28 @@ class Engine:
         self._stopped.set()
         if self.alive:
             logging.getLogger(__name__).error(
-                "the engine has been in one turn for %.0f seconds, and is left behind", self.iteration_seconds
+                "the engine has been in one iteration for %.0f seconds, and is abandoned", self.iteration_seconds
             )
             self._fail_pending()
         return not self.alive
 
     def _watch_for_stall(self) -> None:
-        """Tell the log of a turn that is stuck, and of its end."""
-        log, noticed = logging.getLogger(__name__), False
+        """Log when an iteration is stuck, and when it ends."""
+        log, was_stuck = logging.getLogger(__name__), False
         while not self._stopped.wait(min(1.0, self.stuck_after / 4)):
-            if self.stuck and not noticed:
+            if self.stuck and not was_stuck:
                 self.metrics.stuck_iterations.inc()
-                log.error("the engine has been in one turn for %.0f seconds: stuck?", self.iteration_seconds)
-            elif noticed and not self.stuck:
-                log.warning("the engine goes on")
-            noticed = self.stuck
+                log.error("the engine has been in one iteration for %.0f seconds: stuck?", self.iteration_seconds)
+            elif was_stuck and not self.stuck:
+                log.warning("the engine continues")
+            was_stuck = self.stuck
 
     def _retry_after(self, pending: int) -> int:
-        """About when as many will have ended as there are."""
+        """The estimated seconds until the pending tasks are finished."""
         if len(self._finish_times) < 2:
             return 1
-        pace = (time.monotonic() - self._finish_times[0]) / len(self._finish_times)
-        return max(1, min(60, round(pace * pending)))
+        seconds_per_task = (time.monotonic() - self._finish_times[0]) / len(self._finish_times)
+        return max(1, min(60, round(seconds_per_task * pending)))
 
     def _update_gauges(self) -> None:
         self.metrics.queued.set(sum(len(request.waiting) for request in self._requests))
@@ -204,15 +206,15 @@ class Engine:
         self._fail_pending()
 
     def _fail_pending(self) -> None:
-        """Tell everybody who still waits that nothing will come."""
+        """Fail all tasks that are not finished."""
         with self._condition:
             self._closing = True
-            left = [
+            unfinished = [
                 task
                 for request in self._requests
-                for task in [*(row.task for row in request.running), *request.waiting]
+                for task in [*(running.task for running in request.running), *request.waiting]
             ]
-        for task in left:
+        for task in unfinished:
             self._finish(task, EngineClosedError("the server is stopping"))
 
     def _loop(self) -> None:
@@ -227,7 +229,7 @@ class Engine:
                     self._update_gauges()
 
     def _wait_for_work(self) -> bool:
-        """Wait for work, whose turn then begins; whether to go on."""
+        """Wait for tasks and start an iteration; False if the engine shall stop."""
         self._iteration_started = None
         with self._condition:
             while not (self._requests or self._closing):
@@ -239,19 +241,19 @@ class Engine:
         return True
 
     def _admit(self) -> None:
-        """Let rows begin; who waits may be late or gone as well."""
+        """Drop waiting tasks that are cancelled or expired, and start others."""
         with self._condition:
-            gone = []
+            dropped = []
             for request in self._requests:
-                over = [task for task in request.waiting if _is_expired(task)]
-                if over:
-                    request.waiting = deque(task for task in request.waiting if task not in over)
-                    gone += over
-        for task in gone:
+                expired = [task for task in request.waiting if _is_expired(task)]
+                if expired:
+                    request.waiting = deque(task for task in request.waiting if task not in expired)
+                    dropped += expired
+        for task in dropped:
             self._finish(task, DeadlineError("the deadline has passed"))
         self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
-        while (following := self._next_to_start()) is not None:
-            self._start(following)
+        while (starting := self._next_to_start()) is not None:
+            self._start(starting)
         with self._condition:
             self._update_gauges()
 
@@ -278,46 +280,46 @@ class Engine:
         self._advance(running, running.coroutine.start)
 
     def _drop_expired(self) -> None:
-        """Rows that nobody waits for, or not any more, leave."""
-        for running in [row for request in self._requests for row in request.running]:
+        """Drop running tasks that are cancelled or expired."""
+        for running in [running for request in self._requests for running in request.running]:
             if _is_expired(running.task):
                 self._fail(running, DeadlineError("the deadline has passed"))
 
     def _run_batch(self) -> None:
-        """One call of the network, for as many as it can serve."""
+        """One forward pass for as many sequences as fit."""
         order = fair_order(self._requests, self._iterations)
         if not order:
             return
-        questions = [_pending_call(running) for running in order]
-        served = [order[place] for place in select_batch(questions, self.max_batch, self.model.vocab.size)]
-        asked = [_pending_call(running) for running in served]
+        pending = [_pending_call(running) for running in order]
+        batch = [order[index] for index in select_batch(pending, self.max_batch, self.model.vocab.size)]
+        calls = [_pending_call(running) for running in batch]
         start = time.perf_counter()
         try:
-            answers = run_batch(self.model.denoiser, asked)
-        except Exception as error:  # whatever it is, it must not end the thread
-            if is_out_of_memory(error) and len(served) > 1:
-                self.max_batch = max(1, len(served) // 2)  # for good: the same would happen again
+            outputs = run_batch(self.model.denoiser, calls)
+        except Exception as error:  # no error may end the thread
+            if is_out_of_memory(error) and len(batch) > 1:
+                self.max_batch = max(1, len(batch) // 2)  # permanently: it would happen again
                 return
-            for running in served:
+            for running in batch:
                 self._fail(running, _public_error(error))
             return
-        self.metrics.observe_forward(sum(len(question.z) for question in asked), time.perf_counter() - start)
+        self.metrics.observe_forward(sum(len(call.z) for call in calls), time.perf_counter() - start)
         self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
-        for running, question, answer in zip(served, asked, answers, strict=True):
+        for running, call, output in zip(batch, calls, outputs, strict=True):
             running.last_iteration = running.request.last_iteration = self._iterations
-            running.request.processed_tokens += question.z.numel()
-            self._advance(running, lambda running=running, answer=answer: running.coroutine.send(answer))  # type: ignore[misc]
+            running.request.processed_tokens += call.z.numel()
+            self._advance(running, partial(running.coroutine.send, output))
 
     def _resume_paused(self) -> None:
-        """The row that has paused longest computes on for a while."""
-        paused = [row for request in self._requests for row in request.running if row.coroutine.paused]
+        """Resume the sequence that has been paused longest, for one time slice."""
+        paused = [running for request in self._requests for running in request.running if running.coroutine.paused]
         if paused:
-            first = min(paused, key=lambda row: row.last_iteration)
+            first = min(paused, key=lambda running: running.last_iteration)
             self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
             self._advance(first, first.coroutine.resume)
 
     def _advance(self, running: RunningTask, resume: Callable[[], None]) -> None:
-        # What is left of the turn's slice for those that compute for long, or as little as makes sense.
+        # The rest of the iteration's time slice, but not less than a useful minimum.
         running.coroutine.slice_deadline = max(self._slice_deadline, time.monotonic() + _COMPUTE_SLICE_SECONDS / 8)
         try:
             resume()
@@ -333,7 +335,7 @@ class Engine:
         self._finish(running.task, error)
 
     def _finish(self, task: Task, result: Any) -> None:
-        """Tell the result, once: a thread that was left behind may still come to its end."""
+        """Report the result, once: an abandoned thread may still finish the task."""
         with self._condition:
             if task.finished:
                 return
@@ -349,13 +351,13 @@ def _pending_call(running: RunningTask) -> ForwardCall:
 
 
 def _public_error(error: Exception) -> Exception:
-    """What a client may know of an error; the rest goes to the log."""
+    """The error for the client; details of unexpected errors go to the log only."""
     if is_out_of_memory(error):
-        return MemoryError("memory ran out for a single text: ask for fewer tokens")
+        return MemoryError("out of memory for a single sequence: request fewer tokens")
     if isinstance(error, ValueError):
         return error
-    logging.getLogger(__name__).error("a row failed", exc_info=error)
-    return InternalError("something went wrong in the server")
+    logging.getLogger(__name__).error("a sequence failed", exc_info=error)
+    return InternalError("internal error; the server's log has the details")
 
 
 def _is_expired(task: Task) -> bool:

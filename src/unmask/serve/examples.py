@@ -1,7 +1,7 @@
-"""Texts with holes to try a model with, of the kind that it was trained on.
+"""Example templates that fit a model.
 
-Nothing in a model says what it was trained on, but its tokenizer does: it knows no character of other texts,
-or cuts them into many more tokens than its own.
+The kind of training data is inferred from the tokenizer: it does not know the characters of other texts, or
+needs many more tokens for them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.serve.schemas import ExampleTemplate
 
 _MAX_EXAMPLES = 4
-"""How many examples are offered."""
+"""The number of examples."""
 
 _SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Function": (
@@ -48,15 +48,15 @@ _SAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("GCATTAGCCGTTAAG", "CTGGAT", "ACCTGATAATGA"),
     ),
 }
-"""Pieces that are shown and hidden by turns, in each part of a text; a part that is too long is left out."""
+"""Each part of a text alternates between given and masked pieces; a part that is too long is left out."""
 
 _SUPERSEDED_BY = {"Letters": "Story", "Protein": "Story", "DNA": "Protein"}
-"""What is not offered where the other can be written, too, which needs more characters."""
+"""Samples that are left out if the tokenizer can also encode the other, which needs more characters."""
 
 
 @lru_cache(maxsize=8)
 def example_templates(tokenizer: Tokenizer, max_tokens: int) -> list[ExampleTemplate]:
-    """Of at most `length` tokens, the most fitting first; there is always one."""
+    """At least one example of at most `max_tokens` tokens, the best fit first."""
     fits = {name: fit for name in _SAMPLES if (fit := _tokenizer_fit(tokenizer, name)) is not None}
     best = max((fit[0] for fit in fits.values()), default=0.0)
     names = [name for name, fit in fits.items() if fit[0] >= best / 2 and _SUPERSEDED_BY.get(name) not in fits]
@@ -67,7 +67,7 @@ def example_templates(tokenizer: Tokenizer, max_tokens: int) -> list[ExampleTemp
 
 
 def _tokenizer_fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
-    """Characters of a sample in each token, and how many different tokens; None if some are unknown."""
+    """Characters per token of a sample, and its number of distinct tokens; None if some are unknown."""
     text = "".join(piece for part in _SAMPLES[name] for piece in part)
     try:
         ids = tokenizer.encode(text)
@@ -80,14 +80,14 @@ def _tokenizer_fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
 
 
 def _sample_example(tokenizer: Tokenizer, name: str, max_tokens: int) -> ExampleTemplate:
-    """As much of a sample as has room, with holes as long as what they hide; at least one hole."""
+    """As many parts of a sample as fit, with holes as long as the text they replace; at least one hole."""
     template, text, room, parts = "", "", max_tokens, _SAMPLES[name]
     for part in parts:
         sizes = [len(tokenizer.encode(piece)) for piece in part]
         if sum(sizes) > room:
             break
         pieces = enumerate(zip(part, sizes, strict=True))
-        template += "".join(f"<mask:{size}>" if place % 2 else piece for place, (piece, size) in pieces)
+        template += "".join(f"<mask:{size}>" if index % 2 else piece for index, (piece, size) in pieces)
         text += "".join(part)
         room -= sum(sizes)
     if text:
@@ -96,7 +96,7 @@ def _sample_example(tokenizer: Tokenizer, name: str, max_tokens: int) -> Example
 
 
 def _single_hole_example(tokenizer: Tokenizer, name: str, text: str, max_tokens: int) -> ExampleTemplate:
-    """The beginning of a text and a hole after it, where there is no room for more."""
+    """The beginning of a text and a hole after it, for very short sequences."""
     hole = max(1, min(16, max_tokens // 3))
     ends = range(len(text), -1, -1)
     end = next(end for end in ends if end == 0 or len(tokenizer.encode(text[:end])) <= max_tokens - hole)
@@ -104,9 +104,9 @@ def _single_hole_example(tokenizer: Tokenizer, name: str, text: str, max_tokens:
 
 
 def _alphabet_example(tokenizer: Tokenizer, max_tokens: int) -> ExampleTemplate:
-    """Letters of an alphabet that none of the samples is written in, and a hole."""
-    seen = sorted(token for token in tokenizer.backend.get_vocab() if len(token) == 1 and token.isalnum())
+    """Characters of a vocabulary that fits none of the samples, and a hole."""
+    characters = sorted(token for token in tokenizer.backend.get_vocab() if len(token) == 1 and token.isalnum())
     try:
-        return _single_hole_example(tokenizer, "Tokens", "".join(seen[:8]), max_tokens)
-    except ValueError:  # they cannot stand side by side
+        return _single_hole_example(tokenizer, "Tokens", "".join(characters[:8]), max_tokens)
+    except ValueError:  # the tokenizer cannot encode them side by side
         return _single_hole_example(tokenizer, "Tokens", "", max_tokens)

@@ -1,4 +1,4 @@
-"""What an operator watches, in the text format of Prometheus."""
+"""Metrics of the server, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -9,46 +9,44 @@ _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """A registry of its own, so that two servers in one process do not mix."""
+    """The metrics of one server; two servers in a process have separate registries."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.queued = Gauge("unmask_queued_sequences", "Rows that wait to begin.", registry=registry)
-        self.running = Gauge("unmask_running_sequences", "Rows that are being worked on.", registry=registry)
+        self.queued = Gauge("unmask_queued_sequences", "Sequences that wait to be started.", registry=registry)
+        self.running = Gauge("unmask_running_sequences", "Sequences in progress.", registry=registry)
         self.batch_size = Histogram(
             "unmask_batch_size",
-            "Rows that shared a network call.",
+            "Sequences per forward pass.",
             buckets=_BATCH_SIZE_BUCKETS,
             registry=registry,
         )
-        self.forward_passes = Counter("unmask_forward_passes", "Calls of the network (steps).", registry=registry)
-        self.forward_seconds = Counter(
-            "unmask_forward_seconds", "Seconds inside calls of the network.", registry=registry
-        )
+        self.forward_passes = Counter("unmask_forward_passes", "Forward passes of the network.", registry=registry)
+        self.forward_seconds = Counter("unmask_forward_seconds", "Seconds in forward passes.", registry=registry)
         self.iteration_seconds = Gauge(
             "unmask_iteration_seconds",
-            "How long the engine's present turn has taken so far.",
+            "Duration of the engine's current iteration so far.",
             registry=registry,
         )
         self.stuck_iterations = Counter(
-            "unmask_stuck_iterations", "Turns of the engine that took too long.", registry=registry
+            "unmask_stuck_iterations", "Iterations of the engine that took too long.", registry=registry
         )
-        self.generated_tokens = Counter("unmask_generated_tokens", "Tokens written.", registry=registry)
+        self.generated_tokens = Counter("unmask_generated_tokens", "Generated tokens.", registry=registry)
         self.requests = Counter("unmask_requests", "Requests answered.", ["route", "status"], registry=registry)
         self.latency = Histogram(
             "unmask_request_seconds",
-            "From a request's arrival to the end of its answer.",
+            "Seconds from the arrival of a request to the end of its response.",
             ["route"],
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
 
     def observe_forward(self, batch_size: int, seconds: float) -> None:
-        """A call of the network has ended."""
+        """Count a forward pass."""
         self.forward_passes.inc()
         self.forward_seconds.inc(seconds)
         self.batch_size.observe(batch_size)
 
     def render(self) -> bytes:
-        """All of it."""
+        """The metrics as text."""
         return generate_latest(self.registry)

@@ -1,9 +1,8 @@
-"""What is refused before anybody looks at it: strange hosts and origins, no token, no JSON, too much of it.
+"""Checks before a request reaches the application: host, origin, token, content type and size.
 
-A server on 127.0.0.1 is within reach of every page that its owner's browser shows. So the Host header must be
-one that was allowed (else a name that is made to point here could speak to it), and a request that says where
-it comes from must come from here, or from an origin that was allowed; to pages of the latter, the browser is
-told that they may read the answer (CORS).
+A server on 127.0.0.1 can be reached by every web page in its user's browser. So the Host header must be an
+allowed name (against DNS rebinding), and the Origin header, if there is one, must be the server itself or an
+allowed origin, which also gets CORS headers.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _CORS_PREFLIGHT_HEADERS = {
     "access-control-allow-headers": "*, Authorization, Content-Type",
     "access-control-max-age": "600",
 }
-"""What a browser asks before it lets a page of another origin send a request."""
+"""The response to a CORS preflight request."""
 
 
 class SecurityMiddleware:
-    """An ASGI application around another."""
+    """ASGI middleware that refuses unsafe requests, adds security headers and counts requests."""
 
     def __init__(
         self,
@@ -64,44 +63,44 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        start, status = time.perf_counter(), 500
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        always = {**_SECURITY_HEADERS, **self._cors_headers(headers)}
-        # What is answered to HEAD is what GET would get; the server leaves the body out.
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        extra_headers = {**_SECURITY_HEADERS, **self._cors_headers(headers)}
+        # HEAD is handled as GET; uvicorn drops the body.
+        inner_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                extra = [(name.encode(), value.encode("latin-1")) for name, value in always.items()]
+                extra = [(name.encode(), value.encode("latin-1")) for name, value in extra_headers.items()]
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
         try:
             self._check_host_and_origin(scope["method"], headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await answer(
+                await send_with_headers(
                     {
                         "type": "http.response.start",
                         "status": 204,
                         "headers": _encode_headers(_CORS_PREFLIGHT_HEADERS),
                     }
                 )
-                await answer({"type": "http.response.body"})
+                await send_with_headers({"type": "http.response.body"})
                 return
-            self._check_token_and_body(asked["method"], asked["path"], headers)
-            await self.app(asked, self._limit_body(receive), answer)
-        except HTTPException as refusal:
-            await _send_error(refusal, answer)
+            self._check_token_and_body(inner_scope["method"], inner_scope["path"], headers)
+            await self.app(inner_scope, self._limit_body(receive), send_with_headers)
+        except HTTPException as error:
+            await _send_error(error, send_with_headers)
         finally:
-            # Only routes that exist get a line of their own, or strangers could make any number of them.
-            route = getattr(asked.get("route"), "path", "other")
+            # Unknown paths share one label: clients must not be able to create any number of labels.
+            route = getattr(inner_scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.latency.labels(route).observe(time.perf_counter() - began)
+            self.metrics.latency.labels(route).observe(time.perf_counter() - start)
 
     def _cors_headers(self, headers: dict[str, str]) -> dict[str, str]:
-        """Headers that let the page of an allowed origin read the answer."""
+        """Headers with which a page of an allowed origin may read the response."""
         if not self.allowed_origins:
             return {}
         origin = headers.get("origin", "")
@@ -121,31 +120,29 @@ class SecurityMiddleware:
         return bool(origin) and ("*" in self.allowed_origins or origin.lower() in self.allowed_origins)
 
     def _check_host_and_origin(self, method: str, headers: dict[str, str]) -> None:
-        """Where a request goes and comes from."""
+        """Refuse hosts and origins that are not allowed."""
         host = _hostname(headers.get("host", ""))
         if host not in self.allowed_hosts:
-            raise HTTPException(400, f"this server is not called {host!r}; --allow-host adds a name")
+            raise HTTPException(400, f"the host {host!r} is not allowed; --allow-host adds a name")
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Whoever stands in front may believe the other of both, and take the body for a request.
+            # Request smuggling: a proxy may believe the other header, and take the body for a request.
             raise HTTPException(
                 400,
-                "a request has either Content-Length or Transfer-Encoding, not both",
+                "a request must have either Content-Length or Transfer-Encoding, not both",
                 {"connection": "close"},
             )
         origin = headers.get("origin")
         if origin is not None and self._is_allowed_origin(origin):
             return
-        elsewhere = origin is not None and _netloc(origin) != headers.get("host", "").lower()
-        if elsewhere or (headers.get("sec-fetch-site") == "cross-site" and method not in ("GET", "HEAD")):
-            raise HTTPException(
-                403, "requests from other sites are not answered; --allow-origin allows the pages of one"
-            )
+        cross_origin = origin is not None and _netloc(origin) != headers.get("host", "").lower()
+        if cross_origin or (headers.get("sec-fetch-site") == "cross-site" and method not in ("GET", "HEAD")):
+            raise HTTPException(403, "requests from other sites are not allowed; --allow-origin adds a site")
 
     def _check_token_and_body(self, method: str, path: str, headers: dict[str, str]) -> None:
         if self.token is not None and path != "/health" and not _is_authorized(headers, self.token):
             raise HTTPException(
                 401,
-                "this server needs its token: send the header Authorization: Bearer TOKEN",
+                "this server needs a token: send the header Authorization: Bearer TOKEN",
                 {"www-authenticate": 'Basic realm="unmask: any name, the token as password"'},
             )
         if method == "POST":
@@ -157,20 +154,20 @@ class SecurityMiddleware:
                 raise self._too_large()
 
     def _limit_body(self, receive: Receive) -> Receive:
-        seen = 0
+        received = 0
 
         async def limited() -> Message:
-            nonlocal seen
+            nonlocal received
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.max_body_bytes:
+            received += len(message.get("body", b""))
+            if received > self.max_body_bytes:
                 raise self._too_large()
             return message
 
         return limited
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"a request has at most {self.max_body_bytes:,} bytes here", {"connection": "close"})
+        return HTTPException(413, f"a request may have at most {self.max_body_bytes:,} bytes", {"connection": "close"})
 
 
 async def _send_error(error: HTTPException, send: Send) -> None:
@@ -189,18 +186,17 @@ def _encode_headers(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def validate_origin(origin: str) -> str:
-    """An origin as browsers send it, or * for all; a sentence if it is neither."""
-    scheme, _, place = origin.lower().rstrip("/").partition("://")
-    if origin != "*" and (not scheme.isalnum() or not place or _netloc(f"{scheme}://{place}") != place):
+    """An origin as browsers send it, or * for all; ValueError otherwise."""
+    scheme, _, netloc = origin.lower().rstrip("/").partition("://")
+    if origin != "*" and (not scheme.isalnum() or not netloc or _netloc(f"{scheme}://{netloc}") != netloc):
         raise ValueError(
-            f"{origin!r} is no origin: write scheme, name and port alone, as in https://my.site:3000,"
-            " or * for all of them"
+            f"{origin!r} is not an origin: write scheme, host and port only, as in https://my.site:3000, or * for all"
         )
-    return origin if origin == "*" else f"{scheme}://{place}"
+    return origin if origin == "*" else f"{scheme}://{netloc}"
 
 
 def _netloc(origin: str) -> str | None:
-    """Name and port of an origin; None if it is malformed."""
+    """Host and port of an origin; None if it is malformed."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -208,7 +204,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _hostname(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """The host name of a Host header, without its port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -216,9 +212,9 @@ def _hostname(host: str) -> str:
 
 
 def _is_authorized(headers: dict[str, str], token: str) -> bool:
-    """Bearer for programs; Basic, with the token as password, is what a browser asks its user for."""
+    """Whether the token is in the Bearer scheme (programs), or the Basic scheme as password (browsers)."""
     kind, _, rest = headers.get("authorization", "").partition(" ")
-    given = rest.strip().encode("latin-1")  # as it came
+    given = rest.strip().encode("latin-1")  # the bytes of the header
     if kind.lower() == "basic":
         try:
             given = base64.b64decode(given, validate=True).partition(b":")[2]

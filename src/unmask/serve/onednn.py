@@ -1,8 +1,8 @@
-"""What torch keeps of every shape that it has multiplied, within bounds.
+"""Smaller caches for oneDNN's kernels.
 
-oneDNN makes code for each shape of a product and keeps the last 1,024 of them; torch's layer above it keeps
-its own 1,024, with their working space. A server meets any number of shapes, so both fill up: about 700 MB,
-whatever the size of the model. Making one again costs nothing that can be measured beside using it.
+oneDNN compiles a kernel for each shape of a matrix product and caches the last 1,024; torch's layer above it
+caches 1,024 more, with their workspaces. A server meets many shapes, so both caches fill up: about 700 MB for
+any model. Compiling a kernel again costs nothing measurable.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from __future__ import annotations
 import os
 
 _CACHE_CAPACITY = 32
-"""Products whose code is kept; a few calls of the network have as many. (With 0 torch crashes.)"""
+"""Cached kernels; a few forward passes use as many. (Torch crashes with 0.)"""
 
 _CACHE_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""Variables that are read when torch multiplies for the first time."""
+"""Environment variables that torch reads at its first matrix product."""
 
 
 def limit_onednn_caches() -> None:
-    """Keep little of each shape; to be called before torch computes.
-
-    Who has set a variable is not overruled.
-    """
+    """Limit the caches; call this before torch computes. Variables that are set already are not changed."""
     for name in _CACHE_VARIABLES:
         os.environ.setdefault(name, str(_CACHE_CAPACITY))

@@ -1,4 +1,4 @@
-"""Patterns of requests, worked out in a process of their own: whatever one asks for, others go on."""
+"""Regular expressions of requests, compiled in a separate process so that other requests continue."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _MAX_WAITING = 64
 
 
 class RegexCompiler:
-    """Patterns over one tokenizer, one after the other; those that were used last are kept.
+    """Compiles regular expressions to token DFAs of one tokenizer, one at a time, with a cache.
 
-    Python would hold up the engine's thread at every operation, if a second thread worked out automata: so
-    a process does, of lower priority, which is started at the first pattern and ended with the deadline of
-    what it is about.
+    A second thread would block the engine's thread through Python's GIL, so a process of lower priority
+    compiles. It is started at the first expression, and killed when a request's deadline passes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,11 +33,10 @@ class RegexCompiler:
         self._waiting = 0
 
     async def compile(self, regex: str, deadline: float) -> TokenDFA:
-        """The automaton of a pattern; ValueError with a sentence if it has none, LateError if it is not
-        found in time."""
-        found = TOKEN_DFA_CACHE.get((regex, self.tokenizer))
-        if found is not None:
-            return found
+        """The DFA of an expression; ValueError if it is not valid, DeadlineError if it takes too long."""
+        cached = TOKEN_DFA_CACHE.get((regex, self.tokenizer))
+        if cached is not None:
+            return cached
         if self._waiting >= _MAX_WAITING:
             raise QueueFullError(retry_after=5)
         self._waiting += 1
@@ -46,7 +44,7 @@ class RegexCompiler:
             async with asyncio.timeout(deadline - time.monotonic()), self._lock:
                 return TOKEN_DFA_CACHE.get((regex, self.tokenizer)) or await self._request(regex)
         except TimeoutError:
-            raise DeadlineError("the deadline has passed while the pattern was being worked out") from None
+            raise DeadlineError("the deadline has passed while the regular expression was being compiled") from None
         finally:
             self._waiting -= 1
 
@@ -61,8 +59,8 @@ class RegexCompiler:
             answer = pickle.loads(await process.stdout.readexactly(size))
         except (OSError, asyncio.IncompleteReadError):
             await self.close()
-            raise InternalError("the pattern could not be worked out") from None
-        except BaseException:  # nobody waits for its answer any more, and the next one would get it
+            raise InternalError("the regular expression could not be compiled") from None
+        except BaseException:  # otherwise the next request would read this answer
             await self.close()
             raise
         if isinstance(answer, str):
@@ -73,21 +71,21 @@ class RegexCompiler:
 
     async def _ensure_process(self) -> Process:
         if self._process is None or self._process.returncode is not None:
-            alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+            one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "unmask.guidance.regex.compile_worker",
                 stdin=PIPE,
                 stdout=PIPE,
-                env={**os.environ, **alone},
+                env={**os.environ, **one_thread},
             )
             assert self._process.stdin is not None
             self._process.stdin.write(encode_message(self.tokenizer.backend.to_str()))
         return self._process
 
     async def close(self) -> None:
-        """End the process, whatever it is about."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""Who is in the next call: fair shares among requests, whatever the number and the length of their rows."""
+"""Fair scheduling: which sequences are in the next forward pass, whatever the size of the requests."""
 
 from __future__ import annotations
 
@@ -15,58 +15,63 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ScheduledRequest:
-    """Rows that were submitted together: those that wait to begin and those that have begun."""
+    """The sequences of one request: waiting and running."""
 
     waiting: deque[Task]
     arrival: int
     running: list[RunningTask] = field(default_factory=list)
     last_iteration: int = 0
-    """The turn in which it was last in a call."""
+    """The iteration of its last forward pass."""
     processed_tokens: int = 0
-    """Tokens that the network has read for it."""
+    """Tokens in all its forward passes."""
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do for it."""
+        """Whether all sequences are finished."""
         return not self.waiting and not self.running
 
 
 @dataclass(eq=False)
 class RunningTask:
-    """A row that has begun."""
+    """A sequence that has been started."""
 
     task: Task
     coroutine: SamplerCoroutine
     request: ScheduledRequest
     last_iteration: int = 0
-    """The turn in which it was last in a call."""
+    """The iteration of its last forward pass."""
 
 
 def next_to_start(requests: Sequence[ScheduledRequest], max_batch: int) -> ScheduledRequest | None:
-    """Whose next row begins: every request has one, however many rows others have; beyond that, who has the
-    fewest, up to `rows` in all."""
+    """The request whose next sequence is started; None if none may be.
+
+    Every request has at least one running sequence. Beyond that, the request with the fewest comes first, up
+    to `max_batch` in all.
+    """
     waiting = [request for request in requests if request.waiting]
     if not waiting:
         return None
     fewest = min(waiting, key=lambda request: (len(request.running), request.arrival))
-    begun = sum(len(request.running) for request in requests)
-    return fewest if not fewest.running or begun < max_batch else None
+    num_running = sum(len(request.running) for request in requests)
+    return fewest if not fewest.running or num_running < max_batch else None
 
 
 def fair_order(requests: Sequence[ScheduledRequest], iteration: int) -> list[RunningTask]:
-    """The rows that could be asked for, first those that should be.
+    """The sequences that wait for a forward pass, in order of priority.
 
-    One row of each request comes before a second one of any. Of these, every other place is for the request
-    that has waited longest, so that nobody starves, and every other for the one that has had the least, so
-    that what is short is soon over however many long ones there are. Who comes first alternates as well,
-    because rows of another kind than the first one's cannot share its call.
+    The first sequence of each request comes before the second one of any. Among these, the request that has
+    waited longest and the request with the fewest processed tokens alternate: the former prevents starvation,
+    the latter finishes short requests soon. Which of the two comes first alternates between iterations,
+    because sequences that cannot be batched with the first one have to wait.
     """
     ranked: list[tuple[int, RunningTask]] = []
     for request in requests:
-        asking = [row for row in request.running if row.coroutine.pending_call is not None]
-        ranked += enumerate(sorted(asking, key=lambda row: row.last_iteration))
-    patient = sorted(ranked, key=lambda pair: (pair[0], pair[1].request.last_iteration, pair[1].request.arrival))
-    small = sorted(ranked, key=lambda pair: (pair[0], pair[1].request.processed_tokens, pair[1].request.arrival))
-    both = (patient, small) if iteration % 2 == 0 else (small, patient)
-    merged = itertools.chain.from_iterable(zip(*both, strict=True))
-    return list(dict.fromkeys(row for _, row in merged))
+        pending = [task for task in request.running if task.coroutine.pending_call is not None]
+        ranked += enumerate(sorted(pending, key=lambda task: task.last_iteration))
+    longest_waiting = sorted(
+        ranked, key=lambda pair: (pair[0], pair[1].request.last_iteration, pair[1].request.arrival)
+    )
+    least_served = sorted(ranked, key=lambda pair: (pair[0], pair[1].request.processed_tokens, pair[1].request.arrival))
+    orders = (longest_waiting, least_served) if iteration % 2 == 0 else (least_served, longest_waiting)
+    merged = itertools.chain.from_iterable(zip(*orders, strict=True))
+    return list(dict.fromkeys(task for _, task in merged))

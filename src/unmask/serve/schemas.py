@@ -1,4 +1,4 @@
-"""What requests and answers look like; everything that can be refused by its shape is refused here."""
+"""Requests and responses; whatever can be refused by its shape is refused here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIN_TOP_P = 1e-9
 
 _Seed = Annotated[
     int,
-    Field(ge=-(2**63), lt=2**63, description="Row i is drawn with seed + i."),
+    Field(ge=-(2**63), lt=2**63, description="Candidate i is sampled with seed + i."),
     AfterValidator(lambda seed: seed % _SEED_MODULUS),
 ]
 _Regex = Annotated[str, Field(max_length=200)]
@@ -23,11 +23,11 @@ _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _StrictRequest(BaseModel):
-    """Unknown fields are refused: a misspelt option must not be ignored."""
+    """A request without unknown fields: a misspelt option must not be ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    model: str | None = Field(None, description="The model's name, as /v1/models tells it.")
+    model: str | None = Field(None, description="The model's name, as in /v1/models.")
 
     @model_validator(mode="before")
     @classmethod
@@ -36,90 +36,99 @@ class _StrictRequest(BaseModel):
 
 
 def _none_if(*values: int) -> BeforeValidator:
-    """Numbers by which other servers mean that nothing was given."""
+    """Numbers that mean "not given" to other servers."""
     return BeforeValidator(lambda value: None if type(value) is int and value in values else value)
 
 
 class GenerationRequest(_StrictRequest):
-    """How tokens are written."""
+    """Options of all requests that generate tokens."""
 
-    n: int = Field(1, ge=1, description="How many candidates.")
+    n: int = Field(1, ge=1, description="The number of candidates.")
     steps: int | None = Field(
-        None, ge=1, description="Steps of the sampler; more are better and slower. 64 if not given."
+        None, ge=1, description="Denoising steps of the sampler; more are slower and usually better. 64 if not given."
     )
     sampler: str = Field(
         "default",
         description="The order in which masked tokens are unmasked, by name; /v1/models lists the names.",
     )
     block_size: int | None = Field(
-        None, ge=1, description="Write from left to right in blocks of so many tokens, `steps` each."
+        None, ge=1, description="Generate from left to right in blocks of this many tokens, with `steps` steps each."
     )
     cache: str = Field(
         "none",
-        description="What the steps of a block do not read again: what is before it, or all around it.",
+        description="KV cache within a block (approximate): of the tokens before it, or of all tokens around it.",
         json_schema_extra={"enum": list(CACHE_POLICIES)},
     )
-    cfg_scale: float = Field(0.0, ge=0, le=100, description="Classifier-free guidance by the visible text; 0 is none.")
+    cfg_scale: float = Field(
+        0.0, ge=0, le=100, description="Scale of classifier-free guidance by the given tokens; 0 is none."
+    )
     regex: _Regex | list[_Regex | None] | None = Field(
         None, description="A regular expression that the text of each hole must match, or one for each hole."
     )
-    temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
+    temperature: float = Field(1.0, ge=0, le=100, description="Sampling temperature; 0 takes the most probable token.")
     top_p: Annotated[float, AfterValidator(lambda p: p or _MIN_TOP_P)] | None = Field(
-        None, ge=0, le=1, description="Sample from the most probable tokens only; 0 takes the first of them."
+        None,
+        ge=0,
+        le=1,
+        description="Sample from the smallest set of this probability; 0 takes the most probable token.",
     )
     top_k: Annotated[int | None, _none_if(0, -1)] = Field(
-        None, ge=1, description="Sample from so many tokens only; 0 or -1 is no limit."
+        None, ge=1, description="Sample from this many most probable tokens; 0 or -1 is no limit."
     )
     seed: Annotated[_Seed | None, _none_if(-1)] = Field(
-        None, description="Row i is drawn with seed + i; a random one if not given, or if it is -1."
+        None, description="Candidate i is sampled with seed + i; random if not given, or -1."
     )
-    stream: bool = False
-    timeout: float | None = Field(None, ge=1, description="Seconds after which the answer is of no use.")
+    stream: bool = Field(False, description="Whether to send server-sent events while the text is generated.")
+    timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
 
     @property
     def length_field(self) -> str:
-        """The field that says how many tokens are to be written."""
+        """The field with the number of tokens to generate."""
         return "max_tokens"
 
 
 class CompletionRequest(GenerationRequest):
-    """As OpenAI's clients send it; `steps`, `sampler` and `top_k` are additions."""
+    """A completion request of OpenAI's clients; `steps`, `sampler`, `top_k` and others are additions."""
 
-    prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]] = ""
-    suffix: str | None = Field(None, description="What follows the text that is written.")
+    prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]] = Field(
+        "", description="One text or several, as text or as token ids."
+    )
+    suffix: str | None = Field(None, description="The text after the completion.")
     max_tokens: int | None = Field(
         None,
         ge=0,
-        description="How many tokens are written: exactly so many; 16 if not given. max_completion_tokens is the same.",
+        description="The exact number of tokens to generate; 16 if not given. max_completion_tokens is the same.",
     )
-    stop: str | list[str] | None = Field(None, description="The text is cut before the first of these.")
-    echo: bool = Field(False, description="Whether the prompt stands before the text.")
-    logprobs: int | None = Field(None, ge=0, le=20, description="Most probable tokens to tell of.")
+    stop: str | list[str] | None = Field(None, description="The completion ends before the first of these texts.")
+    echo: bool = Field(False, description="Whether the response starts with the prompt.")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="The number of most probable tokens to list with log-probabilities."
+    )
     stream_options: dict[str, Any] | None = Field(
-        None, description="With include_usage, a stream ends with the number of tokens."
+        None, description="With include_usage, a stream ends with the token counts."
     )
 
     @model_validator(mode="after")
     def _check_supported(self) -> CompletionRequest:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS or not all(stops):
-            raise field_error("stop", f"stop is one text or up to {MAX_STOPS}, none of them empty")
+            raise field_error("stop", f"stop must be one text or up to {MAX_STOPS} texts, none of them empty")
         if self.max_tokens == 0 and self.logprobs is not None:
-            raise field_error("logprobs", "a prompt has no logprobs here; POST /v1/score has its tokens' nats")
+            raise field_error("logprobs", "logprobs of a prompt are not supported; POST /v1/score scores its tokens")
         return self
 
 
 class InfillRequest(GenerationRequest):
-    """A text with holes."""
+    """A text with holes to fill."""
 
     template: str | None = Field(
-        None, description="Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes."
+        None, description="A text with holes: <mask:12> stands for twelve masked tokens, <mask> for one."
     )
     segments: list[str | Annotated[int, Field(ge=1)] | list[_TokenId]] | None = Field(
         None,
-        description="The same as a list: texts, the lengths of holes between them, and lists of ids that are given.",
+        description="The template as a list of texts, numbers of masked tokens, and lists of given token ids.",
     )
-    alternatives: int = Field(0, ge=0, description="Most probable tokens to tell of at each written one.")
+    alternatives: int = Field(0, ge=0, description="The number of most probable tokens to list at each generated one.")
 
     @property
     def length_field(self) -> str:
@@ -135,35 +144,35 @@ class InfillRequest(GenerationRequest):
 class ScoreRequest(_StrictRequest):
     """A text to score."""
 
-    text: str = Field(min_length=1)
+    text: str = Field(min_length=1, description="The text to score.")
     draws: int | None = Field(
-        None, ge=16, description="Random maskings, 128 if not given; the error falls with their square root."
+        None, ge=16, description="Random maskings; 128 if not given. The standard error falls with their square root."
     )
     seed: _Seed = 0
-    timeout: float | None = Field(None, ge=1, description="Seconds after which the answer is of no use.")
+    timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
 
 
 class TokenizeRequest(_StrictRequest):
-    """A text to cut into tokens."""
+    """A text to tokenize."""
 
-    text: str
+    text: str = Field(description="The text to tokenize.")
 
 
 class Token(BaseModel):
-    """A token, and what it adds to the text."""
+    """A token and its text."""
 
     id: int
     text: str
 
 
 class TokenizeResponse(BaseModel):
-    """A text in tokens."""
+    """The tokens of a text."""
 
     tokens: list[Token]
 
 
 class Alternative(BaseModel):
-    """A token that might have been written."""
+    """A probable token of a position."""
 
     id: int
     text: str
@@ -171,7 +180,7 @@ class Alternative(BaseModel):
 
 
 class GeneratedToken(BaseModel):
-    """A token that was written: the model's log-probability of it, and the step that wrote it."""
+    """A generated token: its log-probability under the model, and the step in which it was generated."""
 
     id: int
     text: str
@@ -181,7 +190,7 @@ class GeneratedToken(BaseModel):
 
 
 class InfillSpan(BaseModel):
-    """A filled hole: where it stands in the text, in characters, and its tokens."""
+    """A filled hole: its start and end in the text, in characters, and its tokens."""
 
     start: int
     end: int
@@ -200,7 +209,7 @@ class InfillCandidate(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens that were given and written."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -219,7 +228,7 @@ class InfillResponse(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """As OpenAI tells it."""
+    """Log-probabilities in OpenAI's form."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -248,7 +257,7 @@ class CompletionResponse(BaseModel):
 
 
 class ScoredToken(BaseModel):
-    """A token and its share of the bound."""
+    """A token and its contribution to the bound, in nats."""
 
     id: int
     text: str
@@ -256,7 +265,7 @@ class ScoredToken(BaseModel):
 
 
 class TimeBin(BaseModel):
-    """What a part of the time contributes to the nats per token."""
+    """The contribution of an interval of diffusion time to the nats per token."""
 
     start: float
     end: float
@@ -282,7 +291,7 @@ class ScoreResponse(BaseModel):
 
 
 class ExampleTemplate(BaseModel):
-    """A template of the kind of text that the model was trained on, within its length, and its whole text."""
+    """A template that fits the model's tokenizer and length, and the complete text."""
 
     name: str
     template: str
@@ -290,7 +299,7 @@ class ExampleTemplate(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model and what it may be asked; `default_sampler` is what the sampler "default" stands for."""
+    """A model, its samplers and limits; `default_sampler` is the sampler named "default"."""
 
     id: str
     object: Literal["model"] = "model"
@@ -307,14 +316,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """There is one."""
+    """The served models: one."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class ErrorBody(BaseModel):
-    """What was wrong, in one sentence."""
+    """An error, described in one sentence."""
 
     message: str
     type: str
