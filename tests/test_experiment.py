@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import unmask
 from unmask.backbones.dit import DiTConfig
@@ -20,10 +23,13 @@ from unmask.distributed import Distributed
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM
 from unmask.recipes import RECIPES
-from unmask.run import build_trainer, prepare_corpus, run_experiment
+from unmask.run import build_trainer, load_ema_model, prepare_corpus, run_experiment
+from unmask.run import train as unmask_train
+from unmask.training.checkpoint import CheckpointStore
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW
 from unmask.training.run_folder import RunFolder
+from unmask.training.trainer import Trainer
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 60
 
@@ -185,3 +191,106 @@ def test_bad_settings_do_not_claim_a_folder() -> None:
             TrainingConfig(**change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="eval_windows must be at least 1"):
         Experiment(eval_windows=0)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_a_finished_run_is_extended_as_if_it_had_been_longer_from_the_start(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a constant learning rate, bit for bit: 20 steps and then 30 are 30 at once."""
+    short = override(tiny(source), "training.steps=20", "training.log_every=1")
+    long = override(short, "training.steps=30")
+    assert run_experiment(short, tmp_path / "extended", Distributed())
+    first = weights(tmp_path / "extended")
+    capsys.readouterr()
+    assert run_experiment(long, tmp_path / "extended", Distributed())
+    assert "resumed from step 20\nextended from 20 to 30 steps: from here on" in capsys.readouterr().err
+    assert run_experiment(long, tmp_path / "whole", Distributed())
+    for name, weight in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "extended")[name], weight)
+        assert not torch.equal(first[name], weight)
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("extended", "whole")
+    ]
+    assert [loss for loss in losses[0] if loss] == [loss for loss in losses[1] if loss]
+    assert "30 of 30, 4 rows each, extended from 20" in (tmp_path / "extended" / "model" / "README.md").read_text()
+    with pytest.raises(ValueError, match=r"is a run of 30 steps, and training\.steps=20 is fewer"):
+        run_experiment(short, tmp_path / "extended", Distributed())
+    assert run_experiment(long, tmp_path / "extended", Distributed())  # which has finished
+
+
+def test_sources_are_hashed_once(source: Path, tmp_path: Path) -> None:
+    """A new run opens them to hash them and to encode them, a resumed one to hash them."""
+    opened: list[str] = []
+    watching = True
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open" and str(arguments[0]) == str(source):
+            opened.append(event)
+
+    sys.addaudithook(audit)
+    assert run_experiment(tiny(source), tmp_path / "run", Distributed())
+    assert len(opened) == 2
+    shutil.rmtree(tmp_path / "run" / "step-00000006")
+    opened.clear()
+    assert run_experiment(tiny(source), tmp_path / "run", Distributed())
+    assert len(opened) == 1
+    watching = False
+
+
+def test_exporting_and_loading_an_unfinished_run_build_no_second_trainer(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And give the same weights: the live average is that of the last checkpoint."""
+    built: list[Trainer] = []
+    real = Trainer.__init__
+
+    def noted(self: Trainer, *arguments: object, **options: object) -> None:
+        built.append(self)
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(Trainer, "__init__", noted)
+    assert run_experiment(tiny(source), tmp_path / "run", Distributed())
+    lm, _ = load_ema_model(tmp_path / "run")
+    assert len(built) == 1
+    exported = unmask.load(tmp_path / "run" / "model").denoiser.state_dict()
+    for name, weight in lm.denoiser.state_dict().items():
+        assert torch.equal(exported[name], weight)
+
+
+def test_constructing_a_trainer_measures_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bf16_is_faster", "retain_freed_memory"):
+        monkeypatch.setattr(f"unmask.training.loop.{name}", lambda *_: pytest.fail("called by a constructor"))
+    experiment = override(tiny(source), "training.bf16=None")
+    trainer = build_trainer(experiment, prepare_corpus(experiment, RunFolder(tmp_path / "run")), Distributed())
+    assert trainer.state.bf16 is None
+
+
+def test_a_run_of_another_version_gets_one_sentence(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "experiment.json").write_text('{"sources": ["x"], "corpus": "abc", "network": {}}')
+    for call in (
+        lambda: run_experiment(tiny(source), tmp_path / "run", Distributed()),
+        lambda: load_ema_model(tmp_path / "run"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"experiment\.json is of another version .* train again in another folder"
+        ):
+            call()
+
+
+def test_train_is_one_call(source: Path, tmp_path: Path) -> None:
+    """From a recipe and a list of texts; from a model and a path, in a folder, where the same call extends it."""
+    lm = unmask_train(tiny(source), ["the quick brown fox\n" * 30, "jumps over the lazy dog\n" * 30], steps=4)
+    assert isinstance(lm, unmask.LanguageModel)
+    tuned = unmask_train(lm, source, tmp_path / "run", steps=5, batch_size=4, bf16=False)
+    longer = unmask_train(lm, source, tmp_path / "run", steps=7, batch_size=4, bf16=False)
+    scores = [model.score("the fox").nats for model in (lm, tuned, longer)]
+    assert len(set(scores)) == 3
+    assert CheckpointStore(tmp_path / "run").latest()[0] == 7
+    with pytest.raises(ValueError, match="did you mean stdlib-tiny"):
+        unmask_train("stdlib-tinny", ["text"])

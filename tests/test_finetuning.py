@@ -89,9 +89,9 @@ def test_differences_of_low_rank(base: Path, cats: Experiment, tmp_path: Path) -
             assert not difference.any()
     assert new.score("a cat sat on the mat").nats < old.score("a cat sat on the mat").nats
     unmerged = unmask.LanguageModel(run.model)
-    with pytest.raises(ValueError, match="not merged yet"):
+    with pytest.raises(ValueError, match="not merged"):
         unmask.save(unmerged, tmp_path / "unmerged")
-    with pytest.raises(ValueError, match="not merged yet"):
+    with pytest.raises(ValueError, match="not merged"):
         run.model.to_bf16()
 
 
@@ -145,7 +145,7 @@ def test_a_causal_network_of_another_library_is_opened(
 
 
 def test_what_does_not_fit_is_refused(base: Path, cats: Experiment, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name one as init_from"):
+    with pytest.raises(ValueError, match="name the model to start from as init_from"):
         replace(cats, init_from=None, tokenizer="bytes", lora=LoRA())
     with pytest.raises(ValueError, match="leave out unigram_bias_init"):
         replace(cats, unigram_bias_init=True)

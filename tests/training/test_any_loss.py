@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import host_reads
 from unmask.distributed import Distributed, init_distributed
 from unmask.training.checkpoint import CheckpointStore
 from unmask.training.config import TrainingConfig
@@ -175,7 +177,15 @@ def test_it_resumes_bit_for_bit_with_its_average_and_the_state_of_its_hooks(task
 def test_two_ranks_give_the_same_curve(task: str, tmp_path: Path) -> None:
     """With 7 rows in micro-batches of 2: the ranks have 3 and 4 of them. Dropout depends on the rank."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", __file__]
-    done = subprocess.run([*launch, tmp_path, task, "8"], capture_output=True, text=True, check=False, timeout=120)
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*launch, tmp_path, task, "8"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     alone = build(task, steps=8)
@@ -224,6 +234,17 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         trainer.step()
     with pytest.raises(ValueError, match="gradient_checkpointing needs a model with a backbone; Linear has none"):
         Trainer(nn.Linear(3, 1), regression_loss, Points(), replace(CONFIG, gradient_checkpointing=True))
+
+
+def test_the_trainer_itself_reads_one_value_of_a_step_from_the_device() -> None:
+    """Loss, count, gradient norm and metrics are read together; what is finite is decided from them."""
+    trainer = build("classifier", microbatch_size=2)
+    for _ in range(4):
+        trainer.step()
+    with host_reads.host_reads() as reads:
+        metrics = trainer.step()
+    assert reads.total == 1, reads
+    assert 0 <= metrics["accuracy"] <= 1
 
 
 def main() -> None:

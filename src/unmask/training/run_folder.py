@@ -25,6 +25,7 @@ from unmask.distributed import Distributed
 from unmask.io.atomic import atomic_file
 from unmask.io.locks import folder_lock
 from unmask.io.untrusted import read_json_object
+from unmask.registry import AllowCode
 from unmask.training.checkpoint import CheckpointStore
 from unmask.training.logger import METRICS_FILE, record_step
 from unmask.training.trainer import Trainer
@@ -35,10 +36,19 @@ _RUN_KEYS = ("format", "corpus_sha256", "extended_from")
 
 
 class RunFolder:
-    """A run's folder; all its files are read and written here."""
+    """A run's folder; all its files are read and written here.
 
-    def __init__(self, path: Path, distributed: Distributed = Distributed()) -> None:  # noqa: B008
-        self.path, self.distributed = path, distributed
+    `allow_code`: which classes from outside the package its settings may name (see `unmask.config.from_json`).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        distributed: Distributed = Distributed(),  # noqa: B008
+        *,
+        allow_code: AllowCode = False,
+    ) -> None:
+        self.path, self.distributed, self.allow_code = path, distributed, allow_code
         self.checkpoints = CheckpointStore(path, distributed)
         self.experiment_file = path / "experiment.json"
         self.model_config_file = path / "model_config.json"

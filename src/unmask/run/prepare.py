@@ -1,0 +1,110 @@
+"""The corpus of a run, and the checks that it is the experiment of its folder."""
+
+from __future__ import annotations
+
+from unmask.config import from_json
+from unmask.data.corpus import Corpus, ProgressFn, is_corpus, prepare, stale_reasons
+from unmask.data.tokenizers import Tokenizer, is_external
+from unmask.experiment import Experiment
+from unmask.model import LanguageModel
+from unmask.pretrained import load
+from unmask.pretrained.state_dict import list_weight_files
+from unmask.registry import AllowCode, build
+from unmask.training.run_folder import RunFolder, diff_settings
+
+
+def prepare_corpus(
+    experiment: Experiment,
+    run: RunFolder,
+    progress: ProgressFn | None = None,
+    init_model: LanguageModel | None = None,
+) -> Corpus:
+    """The experiment's text in its folder, prepared or, if it is there already, verified.
+
+    A folder of another experiment, or of the same on another text, is refused with what differs. Rank 0
+    prepares; the others then read. The sources are read once to say what they are.
+    """
+    corpus = _prepare_on_main(experiment, run, progress, init_model) if run.distributed.is_main else None
+    run.distributed.barrier()
+    return corpus or Corpus.open(run.corpus, verify=False)
+
+
+def _prepare_on_main(
+    experiment: Experiment, run: RunFolder, progress: ProgressFn | None, init_model: LanguageModel | None
+) -> Corpus:
+    stored = run.read_experiment()
+    if stored is not None:
+        _check_same_experiment(run, read_experiment(run), experiment)
+    tokenizer = _make_tokenizer(experiment.tokenizer, run.allow_code)
+    if experiment.init_from is not None:
+        tokenizer = str(run.tokenizer_file)
+        if stored is None or not run.tokenizer_file.exists():
+            init_model = init_model or load_init_model(experiment, run)
+            assert init_model is not None
+            assert init_model.tokenizer is not None
+            run.write_tokenizer(init_model.tokenizer.to_json())
+    request = (experiment.sources, run.corpus, tokenizer, experiment.prepare)
+    if stored is None or not run.corpus.exists():
+        corpus = prepare(*request, progress)
+    else:  # which must not be replaced
+        corpus = run.open_corpus()
+        run.raise_if_changed([f"{reason} has changed since" for reason in stale_reasons(*request)])
+    if stored is not None and corpus.digest != stored["corpus_sha256"]:
+        run.raise_if_changed([f"the SHA-256 of {run.corpus} was {stored['corpus_sha256']} and is now {corpus.digest}"])
+    return corpus
+
+
+def _make_tokenizer(name: str, allow_code: AllowCode) -> str | Tokenizer:
+    """A tokenizer from outside the package, if it is allowed; any other name stays a name."""
+    allowed = allow_code is True or (allow_code is not False and name in allow_code)
+    return build(name, Tokenizer) if is_external(name) and allowed else name
+
+
+def _check_same_experiment(run: RunFolder, old: Experiment, new: Experiment) -> None:
+    """Refuse another experiment than the folder's; it may only have more steps."""
+    if new.training.steps < old.training.steps:
+        raise ValueError(
+            f"{run.path} is a run of {old.training.steps} steps, and training.steps={new.training.steps} is fewer:"
+            " give the same number to resume it, a larger one to extend it, or take another folder"
+        )
+    before, now = old.fixed_settings(), new.fixed_settings()
+    for settings in (before, now):
+        del settings["training"]["steps"]
+        if new.init_from is not None:  # network and tokenizer are those of the model to start from
+            del settings["backbone"], settings["tokenizer"]
+    run.raise_if_changed(diff_settings(before, now))
+
+
+def load_init_model(experiment: Experiment, run: RunFolder) -> LanguageModel | None:
+    """Refuse what can be seen to be wrong before anything is written; the model to start from, if any."""
+    folder = run.path
+    if not experiment.sources:
+        raise ValueError("an experiment needs text to learn: name it as sources")
+    if experiment.init_from == "":
+        raise ValueError("this experiment goes on from a model: name it as init_from")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another folder for the run")
+    if (folder / "config.json").exists() and list_weight_files(folder):
+        raise ValueError(f"{folder} is the folder of a model; choose another one for the run")
+    if is_corpus(folder):
+        raise ValueError(f"{folder} is a prepared corpus; choose another folder for the run")
+    if experiment.init_from is None:
+        return None
+    init_model = load(experiment.init_from, allow_code=run.allow_code)
+    longest = init_model.denoiser.max_length
+    if init_model.tokenizer is None:
+        raise ValueError(f"{experiment.init_from} has no tokenizer to read text with")
+    if longest is not None and experiment.layout.length > longest:
+        raise ValueError(
+            f"rows of {experiment.layout.length} tokens are longer than the {longest} that"
+            f" {experiment.init_from} takes: set layout.length={longest}"
+        )
+    return init_model
+
+
+def read_experiment(run: RunFolder) -> Experiment:
+    """The experiment of the folder; settings that are newer than the folder have their defaults."""
+    experiment: Experiment = from_json(
+        Experiment, run.read_settings(), str(run.experiment_file), allow_code=run.allow_code
+    )
+    return experiment
