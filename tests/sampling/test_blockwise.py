@@ -81,7 +81,7 @@ class FromScratch(DenoiserWrapper):
 @pytest.mark.parametrize("block", [1, 3, 5, 12])
 @pytest.mark.parametrize("given", [0, 4])
 def test_the_exact_cache_changes_nothing(block: int, given: int, timed: bool) -> None:
-    denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=block), timed=timed)
+    denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=block), time_conditioned=timed)
     canvas, inner = blank(3, given=given), Ancestral(steps=4)
     z = canvas.tokens.clone()
     for number, first in enumerate(range(given // block * block, tiny_models.LENGTH, block)):
@@ -119,7 +119,7 @@ def test_a_row_is_written_alike_in_any_company(holes: list[bool], seed: int) -> 
 @CACHES
 def test_one_block_is_the_sampler_itself(cache: _CachePolicy, timed: bool) -> None:
     """There is nothing to keep: the first pass of a block reads all of it."""
-    denoise, inner = tiny_models.tiny_denoiser(MDLM(), timed=timed), Confidence(steps=1)
+    denoise, inner = tiny_models.tiny_denoiser(MDLM(), time_conditioned=timed), Confidence(steps=1)
     assert torch.equal(last(Blockwise(50, inner, cache), denoise, blank(2)), last(inner, denoise, blank(2)))
 
 
@@ -169,7 +169,7 @@ def test_a_network_that_looks_ahead_is_told_the_time_of_the_whole_text() -> None
 
     last(
         Blockwise(4, FirstHitting()),
-        Watched(tiny_models.tiny_denoiser(MDLM(), timed=True)),
+        Watched(tiny_models.tiny_denoiser(MDLM(), time_conditioned=True)),
         blank(1, given=4),
     )
     open_ = torch.arange(8, 0, -1).double() / 8

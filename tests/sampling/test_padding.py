@@ -42,7 +42,7 @@ SAMPLERS: dict[str, tuple[Objective, Sampler | None]] = {
 def test_prompts_of_different_lengths_are_gone_on_from_as_alone(
     objective: Objective, sampler: Sampler | None, timed: bool
 ) -> None:
-    lm = LanguageModel(tiny_models.tiny_denoiser(objective, timed=timed, length=16))
+    lm = LanguageModel(tiny_models.tiny_denoiser(objective, time_conditioned=timed, length=16))
     prompts = [[1, 2, 3, 5, 6, 0, 1], [2], [], [5, 5, 5, 5], [0, 1, 2, 3, 5]]
     together = lm.complete(prompts, 6, sampler=sampler, seed=7)
     assert [len(row) for row in together.ids] == [6] * 5
