@@ -70,6 +70,7 @@ from unmask.guidance import AllowedTokens, ExactClassifierGuidance, TaylorClassi
 from unmask.hardware.flops import count_flops
 from unmask.report import ReportConfig, write_report
 from unmask.run import load_ema_model, run_experiment
+from unmask.sampling.factory import default_sampler
 from unmask.sampling.remdm import Loop
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening, VarianceClipping
@@ -412,7 +413,7 @@ def samples(_folder: Path) -> Iterator[tuple[str, Figures]]:
     yield "block with a stop", sampled(block, Blockwise(sampler=Ancestral(3), eos_id=4))
     models = {"mdlm": mdlm, "time": told, "llama": grouped, "shifted": shifted, "d3pm": d3pm, "sedd": sedd}
     for name, lm in (models | {"uniform": uniform, "ar": ar, "block": block}).items():
-        plain = lm.default_sampler(steps=5)
+        plain = default_sampler(lm.denoiser, steps=5)
         yield f"{name}, default sampler", sampled(lm, plain)
         yield f"{name}, completions", written(lm.complete(["a", "the cat ", "x"], 9, sampler=plain, seed=2))
         yield f"{name}, infilling", written(lm.infill(some, n=2, sampler=plain, seed=3))

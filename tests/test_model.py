@@ -27,6 +27,7 @@ from unmask import (
 from unmask.context import Context
 from unmask.model import Denoiser, denoiser
 from unmask.ops import linear as products
+from unmask.sampling.factory import make_sampler
 
 
 def model(objective: unmask.MDLM | unmask.NextToken | None = None) -> LanguageModel:
@@ -189,13 +190,15 @@ def test_an_option_of_another_sampler_is_refused() -> None:
         ("confidence", "has no threshold"),
     ):
         with pytest.raises(ValueError, match=words):
-            lm.make_sampler(name, threshold=0.5)
-    chosen = lm.make_sampler("threshold", threshold=0.5)
+            make_sampler(lm.denoiser, name, threshold=0.5)
+    chosen = make_sampler(lm.denoiser, "threshold", threshold=0.5)
     assert isinstance(chosen, unmask.Threshold)
     assert chosen.threshold == 0.5
     with pytest.raises(ValueError, match="this model has an exact one"):
-        LanguageModel(tiny_models.tiny_denoiser(unmask.BlockDiffusion(block_size=3))).make_sampler(
-            "confidence", cache="dual"
+        make_sampler(
+            LanguageModel(tiny_models.tiny_denoiser(unmask.BlockDiffusion(block_size=3))).denoiser,
+            "confidence",
+            cache="dual",
         )
 
 

@@ -7,23 +7,22 @@ from functools import cache
 import torch
 
 from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab, objectives
-from unmask.diffusion.process import BlockMasking, LeftToRight, UniformNoise
 from unmask.model import Denoiser
 from unmask.objectives import NextToken, Objective
 from unmask.sampling import (
     PROCESS_SAMPLERS,
     SAMPLERS,
     Ancestral,
-    Autoregressive,
     Blockwise,
+    Confidence,
+    FirstHitting,
     ReMDM,
     Sampler,
     SemiAutoregressive,
-    UniformAncestral,
 )
-from unmask.sampling.base import CountingDenoiser as CountingDenoiser
 from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache
 from unmask.sampling.confidence import Entropy, Margin
+from unmask.sampling.denoisers import CountingDenoiser as CountingDenoiser
 from unmask.sampling.remdm import Cap, Conf, Loop
 
 OBJECTIVES: list[type[Objective]] = list(objectives.OBJECTIVES.values())
@@ -63,12 +62,11 @@ def all_samplers() -> list[Sampler]:
         for kind in (*SAMPLERS.values(), *PROCESS_SAMPLERS.values())
         if kind is not SemiAutoregressive
     ]
-    confidence = next(s for s in members if type(s).__name__ == "Confidence")
     return [
         *members,
         Ancestral(steps=3),
-        type(confidence)(steps=3, measure=Margin()),  # type: ignore[call-arg]
-        type(confidence)(steps=5, measure=Entropy()),  # type: ignore[call-arg]
+        Confidence(steps=3, measure=Margin()),
+        Confidence(steps=5, measure=Entropy()),
         ReMDM(steps=9, remasking=Cap(0.2)),
         ReMDM(steps=9, remasking=Conf(), loop=Loop()),
         SemiAutoregressive(stride=3, window=5, sampler=Ancestral(steps=4)),
@@ -83,13 +81,8 @@ def all_samplers() -> list[Sampler]:
 
 def is_compatible(sampler: Sampler, objective: Objective) -> bool:
     """Whether the sampler restores what the objective's process destroys."""
-    if isinstance(objective.process, LeftToRight):
-        return isinstance(sampler, Autoregressive)
-    if isinstance(objective.process, UniformNoise):
-        return isinstance(sampler, UniformAncestral)
-    if isinstance(objective.process, BlockMasking):
-        return isinstance(sampler, Blockwise) and sampler.block_size is None
-    needs_sum_one = type(sampler).__name__ == "FirstHitting"
-    if isinstance(sampler, Autoregressive | UniformAncestral):
+    if not isinstance(objective.process, sampler.processes):
         return False
-    return objective.normalized or not needs_sum_one
+    if isinstance(sampler, Blockwise) and sampler.block_size is not None:
+        return objective.process.block_size is None
+    return objective.normalized or not isinstance(sampler, FirstHitting)

@@ -234,10 +234,10 @@ class ZipfModel:
     def __call__(
         self, z: Tokens, t: Times, positions: Positions, *rest: Any, row_fn: RowFn | None = None, **options: Any
     ) -> Tensor:
-        assert isinstance(positions, Tensor)
-        self.asked += zip(t[:, 0].tolist(), positions.sum(1).tolist(), strict=True)
+        sequence, _ = positions
+        self.asked += zip(t[:, 0].tolist(), sequence.bincount(minlength=len(z)).tolist(), strict=True)
         line = torch.cat([ZIPF.log(), torch.tensor([-torch.inf])])
-        lines = line.expand(int(positions.sum()), -1)
+        lines = line.expand(len(sequence), -1)
         return lines if row_fn is None else row_fn(lines, slice(None))
 
 

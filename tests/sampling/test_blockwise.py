@@ -22,9 +22,9 @@ from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import Masking
 from unmask.sampling import Ancestral, Blockwise, Confidence, FirstHitting, RandomOrder, Threshold
-from unmask.sampling.base import CountingDenoiser
 from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache, _CachePolicy
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.denoisers import CountingDenoiser
 from unmask.types import Positions, RowFn, Times, Tokens
 
 MASK = 4
@@ -66,14 +66,17 @@ class FromScratch(DenoiserWrapper):
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
         assert sequence_ids is not None
-        assert isinstance(positions, Tensor)
+        assert isinstance(positions, tuple)
         first = self.text.shape[1]
         before = self.text[sequence_ids]
         order = AttentionStages.block_causal(0, first + z.shape[1], self.block, first, z.device)
-        hidden = torch.zeros_like(before, dtype=torch.bool)
         times = torch.cat([torch.zeros_like(before).to(t), t.expand(-1, z.shape[1])], 1)
         return self.denoiser(
-            torch.cat([before, z], 1), times, torch.cat([hidden, positions], 1), Context(stages=order), row_fn=row_fn
+            torch.cat([before, z], 1),
+            times,
+            (positions[0], positions[1] + first),
+            Context(stages=order),
+            row_fn=row_fn,
         )
 
 

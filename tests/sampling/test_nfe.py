@@ -24,8 +24,8 @@ from unmask.sampling import (
     SemiAutoregressive,
     Threshold,
 )
-from unmask.sampling.base import CountingDenoiser
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.denoisers import CountingDenoiser
 
 MASK = 4
 PARTLY = torch.tensor([[0, 4, 4, 1, 4, 4, 4, 2], [4, 4, 3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 1, 1]])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import tiny_models
 from unmask import MDLM
@@ -19,8 +21,8 @@ LINEAR = LogLinear(eps=0.0)
 
 
 def test_the_least_sure_tokens_are_the_first_to_go() -> None:
-    written = torch.tensor([[0.9, 0.1, torch.inf, 0.5], [torch.inf] * 4])
-    sigma = Conf(eta=0.5).sigma(0.8, written)
+    written = np.array([[0.9, 0.1, np.inf, 0.5], [np.inf] * 4])
+    sigma = torch.from_numpy(Conf(eta=0.5).sigma(0.8, written)).float()
     weights = [math.exp(-p) for p in (0.9, 0.1, 0.5)]
     expected = [0.4 * w / sum(weights) for w in weights]
     torch.testing.assert_close(sigma[0, [0, 1, 3]], torch.tensor(expected))
@@ -28,14 +30,14 @@ def test_the_least_sure_tokens_are_the_first_to_go() -> None:
     assert (sigma[1] == 0).all()
 
 
-def test_sureness_is_the_probability_when_written() -> None:
-    """What LeastSure is told: the token's own probability, and inf as long as it is masked."""
+def test_confidence_is_the_probability_when_written() -> None:
+    """What Conf is given: the token's own probability, and inf as long as it is masked."""
     told: list[torch.Tensor] = []
 
     class Watched(Conf):
-        def sigma(self, largest: float, sureness: torch.Tensor) -> torch.Tensor:
-            told.append(sureness.clone())
-            return super().sigma(largest, sureness)
+        def sigma(self, sigma_max: float, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+            told.append(torch.from_numpy(confidence.copy()))
+            return super().sigma(sigma_max, confidence)
 
     model, steps = tiny_models.tiny_denoiser(MDLM(schedule=LINEAR)), 12
     blank = torch.full((40, 8), MASK)

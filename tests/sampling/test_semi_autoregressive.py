@@ -11,8 +11,8 @@ from torch import Tensor
 import tiny_models
 from unmask import MDLM
 from unmask.sampling import Ancestral, Confidence, SemiAutoregressive
-from unmask.sampling.base import CountingDenoiser
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.denoisers import CountingDenoiser
 
 MASK = 4
 

@@ -15,6 +15,7 @@ from unmask import MDLM, LanguageModel, Tokenizer
 from unmask.guidance import Guidance
 from unmask.objectives import BlockDiffusion, NextToken, Objective, UniformDiffusion
 from unmask.sampling import SAMPLERS, Blockwise, Sampler, SemiAutoregressive
+from unmask.sampling.factory import make_sampler
 from unmask.sampling.windows import _windows_around_holes, strided_windows
 
 MASK = 4
@@ -72,7 +73,7 @@ def test_a_hole_sees_as_much_as_fits_on_both_sides() -> None:
 def test_long_samples_are_those_of_sliding_windows(name: str) -> None:
     """Of half a window each, as the command line has always written them."""
     lm = model(MDLM())
-    inner = lm.make_sampler(name, 3)
+    inner = make_sampler(lm.denoiser, name, 3)
     sliding = SemiAutoregressive(stride=tiny_models.LENGTH // 2, sampler=inner)  # type: ignore[arg-type]
     for prompt in ([], [1, 2, 3], [1] * 20):
         expected = lm.sample(2, 31, prompt=prompt, sampler=sliding, seed=5).ids

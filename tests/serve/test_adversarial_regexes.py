@@ -17,6 +17,7 @@ from live_server import LiveServer, language_model, live_server, wait_until
 from unmask import Guidance
 from unmask.guidance.regex.cooperative import cooperative_yield
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, token_dfa
+from unmask.sampling.factory import make_sampler
 from unmask.serve.engine import DeadlineError
 from unmask.serve.jobs import GeneratedSequence, generation_job
 from unmask.serve.regex_compiler import RegexCompiler
@@ -99,7 +100,7 @@ def test_a_pattern_is_worked_out_once_elsewhere_and_not_beyond_its_deadline() ->
 def test_who_computes_for_long_pauses_for_others() -> None:
     """A row that never comes to its question: others are asked and answered meanwhile, and it ends late."""
     lm = language_model()
-    wanted = generation_job(lm, canvas_ids(lm, 6, 0), lm.make_sampler("first-hitting"), 0)
+    wanted = generation_job(lm, canvas_ids(lm, 6, 0), make_sampler(lm.denoiser, "first-hitting"), 0)
 
     def forever(*_: object) -> None:
         while True:
@@ -118,7 +119,7 @@ def test_who_computes_for_long_pauses_for_others() -> None:
 def test_a_row_with_a_large_pattern_is_what_it_is_in_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unmask.serve.engine._COMPUTE_SLICE_SECONDS", 0.0)  # it pauses wherever it can
     lm = language_model()
-    guide, sampler = Guidance(regex="(a|b)*a(a|b){5}"), lm.make_sampler("random-order", 4)
+    guide, sampler = Guidance(regex="(a|b)*a(a|b){5}"), make_sampler(lm.denoiser, "random-order", 4)
     ids = [*lm.tokenizer.encode("abc"), *[lm.vocab.mask_id] * 12]  # type: ignore[union-attr]
     alone = [lm.generate(torch.tensor([ids]), sampler, seed, guidance=guide).tokens[0].tolist() for seed in (1, 2)]
     with running_engine(lm) as running:

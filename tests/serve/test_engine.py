@@ -15,6 +15,7 @@ from live_server import language_model, wait_until
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance import Guidance
 from unmask.sampling import SAMPLERS
+from unmask.sampling.factory import make_sampler
 from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, InternalError, QueueFullError
 from unmask.serve.jobs import GeneratedSequence, generation_job, scoring_job
 from unmask.serve.metrics import Metrics
@@ -24,7 +25,7 @@ def test_in_company_a_row_is_what_it_is_alone() -> None:
     """Rows of all samplers and of many lengths, which join while others run."""
     lm = language_model()
     plans = [
-        (canvas_ids(lm, 3 + 5 * (n % 6), n), lm.make_sampler(name, steps=5 + n), 100 + n)
+        (canvas_ids(lm, 3 + 5 * (n % 6), n), make_sampler(lm.denoiser, name, steps=5 + n), 100 + n)
         for n, name in enumerate(["default", *SAMPLERS, *SAMPLERS])
     ]
     alone = [lm.generate(torch.tensor([ids]), sampler, seed).tokens[0].tolist() for ids, sampler, seed in plans]
@@ -58,7 +59,7 @@ def test_scores_are_those_of_the_library_and_wait_for_nobody() -> None:
         waiting = PendingTasks(
             [
                 scoring_job(lm, ids, 64, 3),
-                generation_job(lm, canvas_ids(lm, 9, 1), lm.make_sampler("default"), 0),
+                generation_job(lm, canvas_ids(lm, 9, 1), make_sampler(lm.denoiser, "default"), 0),
             ]
         )
         running.submit(waiting.tasks)
@@ -77,7 +78,7 @@ def test_each_token_has_the_probability_that_it_was_drawn_with() -> None:
     # Guidance asks about a text whose condition is hidden as well; what is told is of the one with it.
     guides = [None, None, Guidance(cfg_scale=1.5), None]
     works = [
-        generation_job(lm, ids, lm.make_sampler(name, 4), 5, alternatives=3, guidance=guide)
+        generation_job(lm, ids, make_sampler(lm.denoiser, name, 4), 5, alternatives=3, guidance=guide)
         for ids, name, guide in zip(texts, kinds, guides, strict=True)
     ]
     for together in (works[:1], works):
@@ -98,7 +99,7 @@ def test_each_token_has_the_probability_that_it_was_drawn_with() -> None:
 def test_a_full_queue_takes_nothing_of_a_request() -> None:
     lm = language_model()
     gate = GatedNetwork(lm)
-    work = generation_job(lm, canvas_ids(lm, 4, 0), lm.make_sampler("default", 2), 0)
+    work = generation_job(lm, canvas_ids(lm, 4, 0), make_sampler(lm.denoiser, "default", 2), 0)
     with running_engine(lm, max_batch=1, max_queue=3) as running:
         busy = PendingTasks([work] * 3)
         running.submit(busy.tasks[:1])
@@ -116,7 +117,7 @@ def test_a_full_queue_takes_nothing_of_a_request() -> None:
 def test_who_is_gone_or_late_leaves_before_the_next_call() -> None:
     lm = language_model()
     gate = GatedNetwork(lm)
-    work = generation_job(lm, canvas_ids(lm, 8, 0), lm.make_sampler("first-hitting"), 0)
+    work = generation_job(lm, canvas_ids(lm, 8, 0), make_sampler(lm.denoiser, "first-hitting"), 0)
     with running_engine(lm) as running:
         gone, late, stays = PendingTasks([work]), PendingTasks([work], seconds=0.2), PendingTasks([work])
         queued = PendingTasks([work], seconds=0.0)
@@ -144,11 +145,11 @@ def test_what_goes_wrong_concerns_only_whom_it_concerns() -> None:
         def __call__(self, z: Tensor, t: Tensor, positions: Any, *rest: Any, **options: Any) -> Tensor:
             return self.denoiser(z, t, positions, row_fn=lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
 
-    fine = generation_job(lm, canvas_ids(lm, 4, 0), lm.make_sampler("default", 4), 0)
+    fine = generation_job(lm, canvas_ids(lm, 4, 0), make_sampler(lm.denoiser, "default", 4), 0)
     late = generation_job(
         lm,
         canvas_ids(lm, 4, 0),
-        lm.make_sampler("default", 4),
+        make_sampler(lm.denoiser, "default", 4),
         0,
         guidance=lambda denoise, *_: Unhappy(denoise),
     )
@@ -179,8 +180,12 @@ def test_where_memory_runs_out_the_calls_get_smaller() -> None:
             raise torch.OutOfMemoryError("can't allocate memory")
         return inner(z, *rest, **options)
 
-    work = generation_job(lm, canvas_ids(lm, 6, 0), lm.make_sampler("first-hitting"), 0)
-    expected = lm.generate(torch.tensor([canvas_ids(lm, 6, 0)]), lm.make_sampler("first-hitting"), 0).tokens[0].tolist()
+    work = generation_job(lm, canvas_ids(lm, 6, 0), make_sampler(lm.denoiser, "first-hitting"), 0)
+    expected = (
+        lm.generate(torch.tensor([canvas_ids(lm, 6, 0)]), make_sampler(lm.denoiser, "first-hitting"), 0)
+        .tokens[0]
+        .tolist()
+    )
     lm.denoiser.forward = forward  # type: ignore[method-assign]
     with running_engine(lm) as running:
         waiting = PendingTasks([work] * 7)
@@ -192,8 +197,8 @@ def test_where_memory_runs_out_the_calls_get_smaller() -> None:
 def test_nobody_starves() -> None:
     """A row of its own length gets its turn among many others, as often as they do."""
     lm = language_model()
-    crowd = [generation_job(lm, canvas_ids(lm, 3, 0), lm.make_sampler("first-hitting"), n) for n in range(12)]
-    lonely = generation_job(lm, canvas_ids(lm, 36, 8), lm.make_sampler("first-hitting"), 0)
+    crowd = [generation_job(lm, canvas_ids(lm, 3, 0), make_sampler(lm.denoiser, "first-hitting"), n) for n in range(12)]
+    lonely = generation_job(lm, canvas_ids(lm, 36, 8), make_sampler(lm.denoiser, "first-hitting"), 0)
     with running_engine(lm, max_batch=4) as running:
         waiting = PendingTasks([*crowd[:6], lonely, *crowd[6:]])
         running.submit(waiting.tasks)
@@ -205,7 +210,7 @@ def test_nobody_starves() -> None:
 
 def test_closing_finishes_what_there_is_or_says_that_it_will_not() -> None:
     lm = language_model()
-    work = generation_job(lm, canvas_ids(lm, 6, 0), lm.make_sampler("first-hitting"), 0)
+    work = generation_job(lm, canvas_ids(lm, 6, 0), make_sampler(lm.denoiser, "first-hitting"), 0)
     running = Engine(lambda: lm, Metrics())
     patient = PendingTasks([work] * 3)
     running.submit(patient.tasks)
@@ -217,7 +222,9 @@ def test_closing_finishes_what_there_is_or_says_that_it_will_not() -> None:
     gated = language_model()
     gate = GatedNetwork(gated)
     hasty = Engine(lambda: gated, Metrics())
-    waiting = PendingTasks([generation_job(gated, canvas_ids(gated, 6, 0), gated.make_sampler("first-hitting"), 0)] * 2)
+    waiting = PendingTasks(
+        [generation_job(gated, canvas_ids(gated, 6, 0), make_sampler(gated.denoiser, "first-hitting"), 0)] * 2
+    )
     hasty.submit(waiting.tasks)
     wait_until(lambda: gate.num_calls == 1)
     closing = threading.Thread(target=hasty.close)

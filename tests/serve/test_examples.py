@@ -12,6 +12,7 @@ from unmask import BlockDiffusion, NextToken, Tokenizer
 from unmask.data.tokenizers import get_tokenizer
 from unmask.objectives import Objective, UniformDiffusion
 from unmask.sampling.canvas import parse_template
+from unmask.sampling.factory import default_sampler
 from unmask.serve.examples import example_templates
 
 
@@ -79,7 +80,7 @@ def test_ids_may_be_given_between_holes() -> None:
     mask = lm.vocab.mask_id
     with live_server(lm) as served:
         (found,) = served.post("/v1/infill", segments=["ab", 2, [5, 4], 3], seed=7, steps=4).json()["results"]
-        assert found["text"] == lm.infill(["ab", 2, [5, 4], 3], sampler=lm.default_sampler(4), seed=7).text
+        assert found["text"] == lm.infill(["ab", 2, [5, 4], 3], sampler=default_sampler(lm.denoiser, 4), seed=7).text
         assert found["text"][4:6] == lm.tokenizer.decode([5, 4]) if lm.tokenizer else False
         assert [len(span["tokens"]) for span in found["spans"]] == [2, 3]
         for wrong in (mask, 10_000):

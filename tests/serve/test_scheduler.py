@@ -11,6 +11,7 @@ from torch import Tensor
 from engine_harness import GatedNetwork, PendingTasks, canvas_ids, running_engine
 from live_server import language_model, wait_until
 from unmask import LanguageModel
+from unmask.sampling.factory import make_sampler
 from unmask.serve.engine import QueueFullError
 from unmask.serve.jobs import GeneratedSequence, generation_job
 
@@ -60,7 +61,11 @@ def calls_until_done(lm: LanguageModel, crowd: list[list[Any]], short: Any, rows
 
 
 def long_rows(lm: LanguageModel, count: int, **options: Any) -> list[Any]:
-    sampler = lm.make_sampler("first-hitting") if not options else lm.make_sampler("confidence", 8, **options)
+    sampler = (
+        make_sampler(lm.denoiser, "first-hitting")
+        if not options
+        else make_sampler(lm.denoiser, "confidence", 8, **options)
+    )
     return [generation_job(lm, [lm.vocab.mask_id] * LONG, sampler, seed) for seed in range(count)]
 
 
@@ -72,7 +77,7 @@ CROWDS: dict[str, Any] = {
     ),
     "rows of other lengths": lambda lm: [
         long_rows(lm, 4),
-        [generation_job(lm, canvas_ids(lm, 40, 1), lm.make_sampler("first-hitting"), 0)] * 8,
+        [generation_job(lm, canvas_ids(lm, 40, 1), make_sampler(lm.denoiser, "first-hitting"), 0)] * 8,
         long_rows(lm, 2, block_size=70, cache="prefix"),
     ],
 }
@@ -81,7 +86,7 @@ CROWDS: dict[str, Any] = {
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_a_short_request_waits_for_a_few_calls(crowd: str) -> None:
     lm = language_model(length=LONG)
-    short = generation_job(lm, canvas_ids(lm, 1, 0), lm.make_sampler("default", 1), 0)
+    short = generation_job(lm, canvas_ids(lm, 1, 0), make_sampler(lm.denoiser, "default", 1), 0)
     (calls,) = calls_until_done(lm, CROWDS[crowd](lm), short, rows=8)
     assert calls <= 3
 
@@ -89,7 +94,7 @@ def test_a_short_request_waits_for_a_few_calls(crowd: str) -> None:
 def test_several_newcomers_do_not_wait_for_each_other_long() -> None:
     """Of a call's eight rows four are for those who have had the least."""
     lm = language_model(length=LONG)
-    short = generation_job(lm, canvas_ids(lm, 1, 0), lm.make_sampler("default", 1), 0)
+    short = generation_job(lm, canvas_ids(lm, 1, 0), make_sampler(lm.denoiser, "default", 1), 0)
     calls = calls_until_done(lm, [long_rows(lm, 1)] * 40, short, rows=8, newcomers=12)
     assert max(calls) <= 12
 
@@ -98,8 +103,8 @@ def test_who_is_long_goes_on_among_any_number_of_newcomers() -> None:
     """Beside an endless stream of short requests, more than there is room for, a long one ends, too."""
     lm = language_model()
     calls = counted(lm)
-    long = PendingTasks([generation_job(lm, canvas_ids(lm, 12, 0), lm.make_sampler("first-hitting"), 0)])
-    work = generation_job(lm, canvas_ids(lm, 1, 0), lm.make_sampler("default", 1), 0)
+    long = PendingTasks([generation_job(lm, canvas_ids(lm, 12, 0), make_sampler(lm.denoiser, "first-hitting"), 0)])
+    work = generation_job(lm, canvas_ids(lm, 1, 0), make_sampler(lm.denoiser, "default", 1), 0)
     with running_engine(lm, max_batch=2, max_queue=30) as running:
 
         def another(_: Any) -> None:
@@ -124,7 +129,7 @@ def test_who_is_long_goes_on_among_any_number_of_newcomers() -> None:
 def test_what_is_there_is_bounded_however_it_is_divided() -> None:
     lm = language_model()
     gate = GatedNetwork(lm)
-    work = generation_job(lm, canvas_ids(lm, 4, 0), lm.make_sampler("default", 2), 0)
+    work = generation_job(lm, canvas_ids(lm, 4, 0), make_sampler(lm.denoiser, "default", 2), 0)
     with running_engine(lm, max_batch=2, max_queue=6) as running:
         several = [PendingTasks([work]) for _ in range(8)]
         for waiting in several:

@@ -13,6 +13,7 @@ import pytest
 
 from engine_harness import GatedNetwork, PendingTasks, canvas_ids
 from live_server import LiveServer, language_model, live_server, wait_until
+from unmask.sampling.factory import make_sampler
 from unmask.serve.engine import Engine, EngineClosedError
 from unmask.serve.jobs import generation_job
 from unmask.serve.limits import Limits
@@ -75,7 +76,9 @@ def test_a_stuck_engine_is_left_behind() -> None:
     lm = language_model()
     gate = GatedNetwork(lm)
     engine = Engine(lambda: lm, Metrics())
-    waiting = PendingTasks([generation_job(lm, canvas_ids(lm, 6, 0), lm.make_sampler("first-hitting"), 0)] * 2)
+    waiting = PendingTasks(
+        [generation_job(lm, canvas_ids(lm, 6, 0), make_sampler(lm.denoiser, "first-hitting"), 0)] * 2
+    )
     engine.submit(waiting.tasks)
     wait_until(lambda: gate.num_calls == 1)
     began = time.monotonic()

@@ -15,11 +15,11 @@ import tiny_models
 from unmask import MDLM, DiTConfig, ModelConfig, Vocab
 from unmask.backbones.dit import LocalInit
 from unmask.context import Context
-from unmask.diffusion.categorical import SamplingParams
+from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.model import Denoiser
 from unmask.sampling import Confidence, EntropyBounded, Threshold
-from unmask.sampling.base import DrawTokens, DrawWithConfidence, sample_tokens
+from unmask.sampling.row_fns import DrawTokens, DrawWithConfidence
 from unmask.serve import step_batching as batching
 from unmask.serve.step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
 
@@ -65,11 +65,11 @@ def test_who_wants_the_same_of_the_lines_is_served_at_once(monkeypatch: pytest.M
     net = denoiser("plain")
     drawn: list[int] = []
 
-    def watched(choice: SamplingParams, log_x: Tensor, *rest: Any) -> Tensor:
-        drawn.append(len(log_x))
-        return sample_tokens(choice, log_x, *rest)
+    def watched(weights: Tensor, *rest: Any, **options: Any) -> Tensor:
+        drawn.append(len(weights))
+        return sample_inverse_cdf(weights, *rest, **options)
 
-    monkeypatch.setattr("unmask.sampling.base.sample_tokens", watched)
+    monkeypatch.setattr("unmask.sampling.row_fns.sample_inverse_cdf", watched)
     sampler = Confidence(steps=3)
     questions = []
     for n in range(9):

@@ -109,7 +109,7 @@ class GenerationOptions:
     def build_sampler(self, lm: LanguageModel) -> Sampler:
         """The sampler that was named, with its options; what it does not have is refused."""
         from unmask.diffusion.categorical import SamplingParams
-        from unmask.sampling.semi_autoregressive import SemiAutoregressive, fills_window
+        from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
         choice = SamplingParams(self.temperature, self.top_k, self.top_p)
         steps = 128 if self.steps is None else self.steps
@@ -117,14 +117,14 @@ class GenerationOptions:
         chosen = make_sampler(lm, self.sampler, steps, choice, block_size=self.block_size, cache=self.cache, **options)
         if self.sampler_option:
             chosen = _change_sampler(chosen, self.sampler_option)
-        if self.steps is not None and sampler_steps(chosen) is None:
+        if self.steps is not None and chosen.steps is None:
             who = "this model's sampler" if self.sampler == "default" else f"the sampler {self.sampler}"
             raise ValueError(f"{who} takes no steps, as it finds out itself how many it needs: drop --steps")
         if self.stride is None:
             if self.window is not None:
                 raise ValueError("--window is for --stride, which says by how much the window moves")
             return chosen
-        if not fills_window(chosen):
+        if not lm.denoiser.process.has_masks or chosen.inner is not None:
             raise ValueError("--stride is for masked diffusion that is not written in blocks; drop it")
         return SemiAutoregressive(self.stride, self.window, chosen)
 
@@ -158,10 +158,10 @@ def make_sampler(
     **options: Any,
 ) -> Sampler:
     """The sampler of a name in the table, or the one that the user typed as package.module:name."""
-    from unmask.sampling import SAMPLERS, Blockwise
+    from unmask.sampling import SAMPLERS, Blockwise, factory
 
     if ":" not in name:
-        return lm.make_sampler(name, steps, params, block_size=block_size, cache=cache, **options)
+        return factory.make_sampler(lm.denoiser, name, steps, params, block_size=block_size, cache=cache, **options)
     found = import_typed(name, SAMPLERS.base)
     if isinstance(found, type):
         known = {field.name for field in fields(found)} if is_dataclass(found) else set()
@@ -182,12 +182,6 @@ def _change_sampler(sampler: Sampler, changes: tuple[str, ...]) -> Sampler:
         return override(sampler, *changes, allow_code=True)
     changed: Sampler = replace(cast("Any", sampler), sampler=override(inner, *changes, allow_code=True))
     return changed
-
-
-def sampler_steps(sampler: Sampler) -> int | None:
-    """The steps of a sampler, or of the one that fills its blocks or windows; None if it has none."""
-    steps: int | None = getattr(getattr(sampler, "sampler", sampler), "steps", None)
-    return steps
 
 
 _MIN_BF16_PARAMETERS = 10_000_000
@@ -320,14 +314,14 @@ def _generate(
 def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: Sampler, quiet: bool) -> Samples:
     """The last frame; how far it has come is told by the tokens written so far.
 
-    Uniform noise hides nothing after its first step, so there steps are counted.
+    Uniform noise has no masks after the first step, so there steps are counted.
     """
     from unmask.cli.progress import progress
-    from unmask.sampling import UniformAncestral
+    from unmask.diffusion.process import Masking
 
     frame = next(frames)
     holes = int((frame.tokens == mask_id).sum())
-    steps = sampler.steps if isinstance(sampler, UniformAncestral) else None
+    steps = None if Masking in sampler.processes else sampler.steps
     total, unit = (holes, "tokens") if steps is None else (steps, "steps")
     with progress("writing", total, unit, quiet) as report:
         for step, frame in enumerate(frames, start=1):
@@ -345,7 +339,7 @@ def _print_samples(
 ) -> None:
     """Texts on stdout; between them lines, where nobody could see otherwise which text is which."""
     texts = None if samples.tokenizer is None else samples.texts
-    steps, calls = sampler_steps(sampler), samples.nfe
+    steps, calls = sampler.steps, samples.nfe
     if as_json:
         told = {"texts": texts, "tokens": samples.ids, "steps": steps, "nfe": calls, "dtype": dtype}
         print_json({**told, "prompts": list(prompts)} if prompts else told)

@@ -16,6 +16,12 @@ from torch import Tensor
 from unmask.config import is_number
 from unmask.types import LogX, NonFiniteError
 
+DAMAGED = (
+    "the network's log-probabilities are NaN or give no token any probability;"
+    " its weights are damaged or its input is out of range"
+)
+"""What is wrong where no token can be drawn."""
+
 _GROUP_SIZE = 128
 """Tokens whose weights are summed at once."""
 
@@ -29,8 +35,11 @@ class SamplingParams:
     """
 
     temperature: float = 1.0
+    """Divides the log-probabilities; 0 takes the most probable token, 1 samples the model as it is."""
     top_k: int | None = None
+    """Sample from the k most probable tokens only."""
     top_p: float | None = None
+    """Sample from the smallest set of most probable tokens that together reach p only."""
 
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or not 0 <= self.temperature < torch.inf:
@@ -67,22 +76,24 @@ def _filter_top_p(p: Tensor, top_p: float) -> Tensor:
     return p.where(kept, 0)
 
 
-def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform a line."""
+def sample_inverse_cdf(weights: Tensor, uniform: Tensor, *, check: bool = True) -> Tensor:
+    """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform per row.
+
+    A row whose sum is NaN, infinite or 0 raises NonFiniteError; without `check`, which must read a value back
+    from the device, its index is -1.
+    """
     groups = _group_sums(weights)
     cumulative = groups.cumsum(-1)
     total = cumulative[:, -1:]
-    if total.numel() and not all(0 < float(end) < torch.inf for end in total.aminmax()):  # or NaN
-        raise NonFiniteError(
-            "the network's log-probabilities are NaN or give no token any probability;"
-            " its weights are damaged or its input is out of range"
-        )
+    finite = (total > 0) & (total < torch.inf)  # and not NaN
+    if check and not bool(finite.all()):
+        raise NonFiniteError(DAMAGED)
     group, rest = _search_cdf(cumulative, uniform[:, None] * total)
     tokens = _GROUP_SIZE * group + torch.arange(_GROUP_SIZE, device=group.device)
     last = weights.shape[-1] - 1
     within = weights.gather(-1, tokens.clamp(max=last)).double().masked_fill_(tokens > last, 0)
     token, _ = _search_cdf(within.cumsum(-1), rest)
-    return (_GROUP_SIZE * group + token)[:, 0]
+    return torch.where(finite, _GROUP_SIZE * group + token, -1)[:, 0]
 
 
 def _group_sums(weights: Tensor) -> Tensor:

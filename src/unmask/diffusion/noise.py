@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _SEED_BITS = 64
@@ -36,7 +37,12 @@ _GENERATOR = _ThreadGenerator()
 
 
 def seeded_uniform(seeds: Sequence[int], size: int, draw: int = 0) -> Tensor:
-    """float64 [len(seeds), size] in [0, 1): row b depends on `seeds[b]` and `draw`.
+    """float64 [len(seeds), size] in [0, 1): row b depends on `seeds[b]` and `draw`."""
+    return torch.from_numpy(seeded_uniform_array(seeds, size, draw))
+
+
+def seeded_uniform_array(seeds: Sequence[int], size: int, draw: int = 0) -> NDArray[np.float64]:
+    """`seeded_uniform` as an array, for what is decided on the host.
 
     Philox is counter-based: the key is the seed, the counter's top word is the draw.
     """
@@ -48,4 +54,4 @@ def seeded_uniform(seeds: Sequence[int], size: int, draw: int = 0) -> Tensor:
         state["buffer_pos"] = _GENERATOR.fresh_buffer_pos
         bits.state = state
         _GENERATOR.generator.random(out=out[row])
-    return torch.from_numpy(out)
+    return out

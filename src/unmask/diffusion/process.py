@@ -110,7 +110,7 @@ class UniformNoise(NoiseProcess):
     """Each token is replaced by a uniformly drawn one: pi = 1/(V - 1) on the clean tokens."""
 
     title = "uniform noise"
-    default_sampler = "uniform"
+    default_sampler = "uniform-ancestral"
 
     schedule: Schedule = LogLinear()
     """The probability alpha(t) that a token is not replaced."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unmask.backbones import BackboneConfig
 from unmask.backbones.base import Backbone
 from unmask.context import AttentionStages, Cache, Context
+from unmask.diffusion.categorical import DAMAGED
 from unmask.diffusion.process import Process
 from unmask.objectives import Objective
 from unmask.ops.chunked_head import LogProbRowFn, chunked_head, log_probs_inplace
@@ -114,8 +115,8 @@ class Denoiser(nn.Module):
             head, reading = self.backbone.lm_head, LogProbRowFn(self.objective, alpha, self.vocab, row_fn)
             said = chunked_head(hidden, head.weight, head.bias, reading)
         # In training the loop looks at the loss itself, and skips the step.
-        if not self.training and bool(self._nan_probe(said, row_fn).isnan().any()):
-            raise NonFiniteError("the network's log-probabilities are NaN; its weights are damaged")
+        if not self.training and bool(self._damaged(said, row_fn).any()):
+            raise NonFiniteError(DAMAGED)
         return said
 
     def new_cache(self) -> Cache:
@@ -131,9 +132,14 @@ class Denoiser(nn.Module):
         place = positions.nonzero()[:, 1] if isinstance(positions, Tensor) else positions[1]
         return self.backbone.encode(z[:1], time_input[:1], (torch.zeros_like(place), place))
 
-    def _nan_probe(self, values: Tensor, row_fn: RowFn | None) -> Tensor:
-        """Numbers that are NaN if any is; one of a line is enough where lines are normalised all at once."""
-        return values[:, 0] if row_fn is None and self.objective.is_softmax else values
+    def _damaged(self, values: Tensor, row_fn: RowFn | None) -> Tensor:
+        """Whether values are NaN, or tokens that could not be drawn (-1).
+
+        One column is enough where log_x is a softmax, which is NaN as a whole.
+        """
+        if not values.is_floating_point():
+            return values < 0
+        return (values[:, 0] if row_fn is None and self.objective.is_softmax else values).isnan()
 
     def to_bf16(self) -> None:
         """From now on compute hidden states with products of bfloat16 numbers, the logits as before.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
-from unmask.config import lookup
 from unmask.data.corpus import TextStats
 from unmask.data.tokenizers import Tokenizer
-from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
-from unmask.diffusion.process import BlockMasking, LeftToRight, Masking
 from unmask.distributed import Distributed
 from unmask.guidance import AllowedTokens, Guidance, GuidanceFn
 from unmask.hardware.memory import check_memory
@@ -27,19 +25,11 @@ from unmask.likelihood.score import Score
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
 from unmask.objectives import Objective
-from unmask.sampling import (
-    SAMPLERS,
-    Ancestral,
-    Autoregressive,
-    Blockwise,
-    Sampler,
-    SemiAutoregressive,
-    UniformAncestral,
-)
-from unmask.sampling.base import CountingDenoiser, PaddedDenoiser
-from unmask.sampling.blockwise import CACHE_POLICIES
-from unmask.sampling.canvas import Canvas, Template, blank_canvas, encode_template, prompt_canvas
-from unmask.sampling.semi_autoregressive import fills_window
+from unmask.sampling.base import Sampler
+from unmask.sampling.blockwise import Blockwise
+from unmask.sampling.canvas import Canvas, Template, blank_canvas, encode_template, infill_canvas, prompt_canvas
+from unmask.sampling.denoisers import CountingDenoiser, PaddedDenoiser
+from unmask.sampling.factory import resolve_sampler
 from unmask.sampling.windows import HoleRange, WindowGuidanceFn, sample_ragged
 from unmask.types import Tokens, Vocab
 
@@ -49,13 +39,14 @@ def _validate_seed(seed: int) -> None:
         raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
 
 
-def _samplers_with_option(option: str) -> str:
-    """The names of the samplers that have an option."""
-    return " or ".join(name for name, kind in SAMPLERS.items() if option in kind.__dataclass_fields__) or "none"
+def _validate_count(n: int) -> int:
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be at least 1; got {n!r}")
+    return n
 
 
 def validate_tokenizer(tokenizer: Tokenizer | None, vocab: Vocab) -> None:
-    """Refuse a tokenizer with ids that the model has not."""
+    """ValueError if the tokenizer has ids that the model does not have."""
     if tokenizer is not None and tokenizer.vocab_size > vocab.size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} ids and the model only {vocab.size}: they do not belong together"
@@ -81,74 +72,28 @@ class LanguageModel:
         parameters = sum(parameter.numel() for parameter in self.denoiser.parameters())
         length = "any length" if limit is None else f"up to {limit:,} tokens"
         kind = f"{type(self.objective).__name__}, {parameters:,} parameters, vocabulary {self.vocab.size:,}"
-        kept = str(weight.dtype).removeprefix("torch.")
-        return f"LanguageModel({kind}, {length}, {weight.device}, {kept}, {self.tokenizer})"
+        dtype = str(weight.dtype).removeprefix("torch.")
+        return f"LanguageModel({kind}, {length}, {weight.device}, {dtype}, {self.tokenizer})"
 
     def distribute(self, distributed: Distributed) -> LanguageModel:
-        """The same model with its work split over the ranks; each of them gets the whole result."""
+        """The same model with its work split over the ranks; each rank gets the whole result."""
         return LanguageModel(self.denoiser.to(distributed.device), self.tokenizer, distributed)
 
     @classmethod
     def from_config(cls, backbone: BackboneConfig, objective: Objective, tokenizer: Tokenizer) -> LanguageModel:
-        """A model with fresh weights; the mask is one more id after the tokenizer's."""
+        """A model with random weights; the mask id follows the tokenizer's ids."""
         vocab = Vocab(size=tokenizer.vocab_size + 1, mask_id=tokenizer.vocab_size)
         return cls(ModelConfig(vocab, backbone, objective).build(), tokenizer)
 
     @property
     def vocab(self) -> Vocab:
-        """Which ids there are and which one is the mask."""
+        """The ids, and which of them is the mask."""
         return self.denoiser.vocab
 
     @property
     def objective(self) -> Objective:
-        """What the model is trained with."""
+        """The objective that the model was trained with."""
         return self.denoiser.objective
-
-    def default_sampler(self, steps: int = 128, params: SamplingParams | None = None) -> Sampler:
-        """The plain sampler of the model's process; `steps` are those of a block, where text has blocks."""
-        params, process = params or SamplingParams(), self.denoiser.process
-        if isinstance(process, LeftToRight):
-            return Autoregressive(params)
-        if isinstance(process, BlockMasking):
-            return Blockwise(sampler=Ancestral(steps, params), eos_id=self.vocab.eos_id)
-        kind = Ancestral if isinstance(process, Masking) else UniformAncestral
-        return kind(steps, params)
-
-    def make_sampler(
-        self,
-        name: str,
-        steps: int = 128,
-        params: SamplingParams | None = None,
-        *,
-        block_size: int | None = None,
-        cache: str = "none",
-        **options: Any,
-    ) -> Sampler:
-        """A sampler by its name, "default" for the plain one; those that take no steps leave them out.
-
-        With `block`, text is written from left to right in blocks of so many tokens, the steps being those of
-        a block, and `cache` names what is kept meanwhile: none, prefix or dual. `options` are the sampler's
-        own.
-        """
-        kept, causal = lookup(cache, CACHE_POLICIES, "cache"), isinstance(self.denoiser.process, BlockMasking)
-        if cache != "none" and (causal or block_size is None):
-            why = "this model has an exact one" if causal else "say how long a block is"
-            raise ValueError(f"a {cache} cache is for masked diffusion that is written in blocks: {why}")
-        if name == "default" and block_size is None:
-            for option in options:
-                raise ValueError(f"{option} is for {_samplers_with_option(option)}: name that sampler, too")
-            return self.default_sampler(steps, params)
-        kind: Any = lookup(name if name != "default" else "confidence", SAMPLERS, "sampler")
-        counted = {"steps": steps} if "steps" in kind.__dataclass_fields__ else {}
-        unknown = [option for option in options if option not in kind.__dataclass_fields__]
-        if unknown:
-            raise ValueError(
-                f"the sampler {name!r} has no {unknown[0]}, which is for {_samplers_with_option(unknown[0])}"
-            )
-        chosen: Sampler = kind(**counted, **options, params=params or SamplingParams())
-        if block_size is None and not causal:
-            return chosen
-        return Blockwise(block_size, chosen, kept, self.vocab.eos_id)
 
     def sample(
         self,
@@ -160,28 +105,39 @@ class LanguageModel:
         seed: int = 0,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
-        """`n` texts of `length` tokens (the model's, if not given) that begin with the prompt.
+        """`n` texts of `length` tokens (by default, the model's max_length) that begin with the prompt.
 
-        Row i is drawn with seed + i: it is the same text whatever `n` is. A `guide` such as
-        `Guidance(cfg_scale=1.5)` says what is asked of the texts beyond the model.
+        Text i is drawn with seed + i: it is the same whatever `n` is. `guidance`, such as `Guidance(cfg_scale=1.5)`,
+        constrains or steers the texts.
         """
         return self.generate(self.blank_canvas(n, length, prompt), sampler, seed, guidance=guidance)
 
     def infill(
         self,
-        template: Template | Tensor,
+        template: Template | Tensor | Sequence[Template | Tensor],
         *,
         n: int = 1,
         sampler: Sampler | str | None = None,
         seed: int = 0,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
-        """`n` versions of the template with its holes filled: `<mask:12>` stands for twelve tokens.
+        """`n` versions of a template, or of each of several templates, with its holes filled.
 
-        Ids, as a tensor or list with the mask id in its holes, are taken too. With
-        `Guidance(regex="[0-9]+")` as a guide, the text of each hole matches the pattern.
+        A template is text with `<mask:12>` for twelve masked tokens; or a list of pieces: texts, lists of ids, and
+        integers, the lengths of holes; or ids, as a tensor or list with the mask id in the holes. A list without
+        integers is a list of templates. These may differ in length and share network calls; the texts of the result
+        are in order, all versions of the first template first. Text i is drawn with seed + i and is the same as
+        alone. With `Guidance(regex="[0-9]+")`, the text of each hole matches the pattern.
         """
-        return self.generate(self.encode_template(template, n), sampler, seed, guidance=guidance)
+        many = isinstance(template, Sequence) and not isinstance(template, str)
+        if not many or any(isinstance(piece, int) for piece in template):
+            canvas = self.encode_template(cast("Template | Tensor", template), n)
+            return self.generate(canvas, sampler, seed, guidance=guidance)
+        templates = cast("Sequence[Template | Tensor]", template)
+        ids = [self._template_ids(each) for each in templates for _ in range(_validate_count(n))]
+        self.check_memory(len(ids), max(map(len, ids), default=0))
+        tokens, valid = infill_canvas(ids, self.vocab.mask_id)
+        return self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
 
     def complete(
         self,
@@ -192,25 +148,23 @@ class LanguageModel:
         seed: int = 0,
         guidance: GuidanceFn | None = None,
     ) -> Completions:
-        """At most `length` tokens after each prompt, up to the end of the text if the model knows one.
+        """At most `length` tokens after each prompt, up to the end-of-text token if the model has one.
 
-        All prompts are gone on from together, and each with its own seed, `seed` and those after it: what is
-        written is the same as alone.
+        All prompts share network calls. Completion i is drawn with seed + i, and is the same as alone.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
         process, encoded = self.denoiser.process, [self._encode(prompt) for prompt in prompts]
-        sampler = self._resolve_sampler(sampler)
-        if isinstance(process, Masking) and fills_window(sampler):
-            # Whose noise then is that of what is written, wherever it begins.
+        sampler = resolve_sampler(self.denoiser, sampler)
+        if process.has_masks and process.block_size is None and sampler.inner is None:
+            # Blocks begin with the completion, so its noise does not depend on the prompt's position in the batch.
             sampler = Blockwise(sampler=sampler, eos_id=self.vocab.eos_id)
-        block = process.block_size if isinstance(process, BlockMasking) else None
         if isinstance(length, int):
             self.check_memory(len(encoded), max(map(len, encoded), default=0) + length)
-        tokens, valid = prompt_canvas(encoded, length, self.vocab.mask_id, block)
-        written = valid & (tokens == self.vocab.mask_id)
-        filled = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
-        return Completions(**vars(filled), completion_mask=written, eos_id=self.vocab.eos_id)
+        tokens, valid = prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size)
+        masked = valid & (tokens == self.vocab.mask_id)
+        samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
+        return Completions(**vars(samples), completion_mask=masked, eos_id=self.vocab.eos_id)
 
     def blank_canvas(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""
@@ -222,31 +176,32 @@ class LanguageModel:
 
     def encode_template(self, template: Template | Tensor, n: int = 1) -> Tokens:
         """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes."""
+        ids = self._template_ids(template)
+        self.check_memory(_validate_count(n), len(ids))
+        return torch.tensor([ids] * n)
+
+    def _template_ids(self, template: Template | Tensor) -> list[int]:
         if isinstance(template, list) and all(isinstance(piece, int) for piece in template):
             template = torch.tensor(self._encode(template))
-        if isinstance(template, Tensor):
-            if template.numel() != template.shape[-1]:
-                raise ValueError(f"a template is one row of ids; got shape {list(template.shape)}")
-            ids = template.flatten().tolist()
-            if self.vocab.mask_id not in ids:
-                raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask_id} where one is")
-        else:
+        if not isinstance(template, Tensor):
             if isinstance(template, str) and self.tokenizer is not None and self.parses_special_tokens:
                 spelled = self.tokenizer.backend.id_to_token(self.vocab.mask_id)
                 template = template.replace(spelled, "<mask>") if spelled else template  # as in [MASK]
-            ids = encode_template(template, self._encode, self.vocab.mask_id)
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"n must be at least 1; got {n!r}")
-        self.check_memory(n, len(ids))
-        return torch.tensor([ids] * n)
+            return encode_template(template, self._encode, self.vocab.mask_id)
+        if template.numel() != template.shape[-1]:
+            raise ValueError(f"a template is one row of ids; got shape {list(template.shape)}")
+        ids: list[int] = template.flatten().tolist()
+        if self.vocab.mask_id not in ids:
+            raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask_id} where one is")
+        return ids
 
     @property
     def uses_right_context(self) -> bool:
-        """Whether what follows a hole matters for what is written into it."""
-        return not isinstance(self.denoiser.process, LeftToRight)
+        """Whether text after a hole influences what is generated in it."""
+        return not self.denoiser.process.is_left_to_right
 
     def check_memory(self, n: int, length: int) -> None:
-        """Refuse so many texts of so many tokens if they cannot be held in memory."""
+        """ValueError if `n` texts of `length` tokens do not fit in memory."""
         width = self.denoiser.backbone.lm_head.weight.shape[-1]
         check_memory(n, length, self.denoiser.max_length, width)
 
@@ -258,26 +213,27 @@ class LanguageModel:
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
-        """Fill a canvas [n, L] of ids with the mask id in its holes; row i is drawn with seed + i.
+        """Fill a canvas [n, L] of ids with the mask id in its holes; sequence i is drawn with seed + i.
 
-        Where it is not `valid` [n, L], there is padding, which nobody looks at. Texts longer than the model
-        reads at once are written in windows around their holes, from left to right.
+        Positions that are not `valid` [n, L] are padding, which no token attends to. Texts that are longer than the
+        model's max_length are generated in windows around their holes, from left to right.
         """
-        world, written = self.distributed, torch.zeros_like(tokens)
-        first, count = world.shard(len(tokens))
-        calls = head_rows = 0
+        ranks, filled = self.distributed, torch.zeros_like(tokens)
+        first, count = ranks.shard(len(tokens))
+        nfe = num_queries = 0
         if count:
-            mine = slice(first, first + count)
-            text = None if valid is None else valid[mine]
-            for frame in self.generate_steps(tokens[mine], sampler, seed + first, text, guidance):
-                filled = frame
-            written[first : first + count] = filled.tokens
-            calls, head_rows = filled.nfe, filled.num_queries
+            local = slice(first, first + count)
+            local_valid = None if valid is None else valid[local]
+            (samples,) = deque(
+                self.generate_steps(tokens[local], sampler, seed + first, local_valid, guidance), maxlen=1
+            )
+            filled[local], nfe, num_queries = samples.tokens, samples.nfe, samples.num_queries
         return Samples(
-            world.all_reduce(written),
-            int(world.all_reduce_max(calls)),
-            int(world.all_reduce_scalars(head_rows)[0]),
+            ranks.all_reduce(filled),
+            int(ranks.all_reduce_max(nfe)),
+            int(ranks.all_reduce_scalars(num_queries)[0]),
             self.tokenizer,
+            valid,
         )
 
     def generate_steps(
@@ -288,20 +244,20 @@ class LanguageModel:
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Iterator[Samples]:
-        """Watch `fill`: the canvas as it is given, then after each step, the filled one last.
+        """`generate` step by step: the canvas as it is given, then after each step, the finished one last.
 
-        The ids of a frame have masks where nothing is written yet; network calls are counted up to it.
+        Tokens that are not written yet are the mask; `nfe` counts the network calls so far.
         """
         _validate_seed(seed)
-        sampler = self._resolve_sampler(sampler)
+        sampler = resolve_sampler(self.denoiser, sampler)
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
         counted = CountingDenoiser(self.ban_unknown_tokens(self.denoiser))
-        valid = None if valid is None else valid.to(self.device)
-        steps = iter(self.run_sampler(counted, canvas, sampler, valid, guidance))
+        on_device = None if valid is None else valid.to(self.device)
+        steps = iter(self.run_sampler(counted, canvas, sampler, on_device, guidance))
         z: Tokens | None = canvas.tokens
         while z is not None:
-            yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer)
-            with self.inference_mode():  # not around the yield: who watches keeps a mode of their own
+            yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer, valid)
+            with self.inference_mode():  # not around the yield, where the caller's mode must hold
                 z = next(steps, None)
 
     def run_sampler(
@@ -319,55 +275,44 @@ class LanguageModel:
         guided = padded if guidance is None else guidance(padded, canvas.tokens, self.tokenizer)
         return sampler.run(guided, canvas)
 
-    def _resolve_sampler(self, sampler: Sampler | str | None) -> Sampler:
-        """The sampler that was given, as an object or by its name; or the plain one."""
-        if isinstance(sampler, str):
-            return self.make_sampler(sampler)
-        if sampler is not None and not isinstance(sampler, Sampler):
-            raise ValueError(f"sampler must be a Sampler, as in unmask.Ancestral(steps=64); got {sampler!r}")
-        return sampler or self.default_sampler()
-
     def _needs_ragged(self, sampler: Sampler, length: int, valid: Tensor | None) -> bool:
-        """Whether texts are written apart: too long for one call, or with padding that cannot be in one."""
-        process, longest = self.denoiser.process, self.denoiser.max_length
-        if isinstance(process, BlockMasking):  # which keeps what it has read of any length
+        """Whether texts are generated apart: too long for one call, or with padding that cannot be in one."""
+        process, max_length = self.denoiser.process, self.denoiser.max_length
+        if process.block_size is not None:  # its cache takes texts of any length
             return False
-        if isinstance(sampler, SemiAutoregressive):
+        if sampler.any_length:
             return valid is not None
-        padded = valid is not None and not isinstance(process, Masking)
-        return padded or (longest is not None and length > longest)
+        too_long = max_length is not None and length > max_length
+        return too_long or (valid is not None and not process.has_masks)
 
     def _window_guidance(self, guidance: GuidanceFn | None) -> WindowGuidanceFn:
-        """What is asked of a text, asked of a window."""
+        """Guidance of a text, applied to one of its windows."""
 
-        def look(denoiser: DenoiserLike, tokens: Tokens, holes: HoleRange) -> DenoiserLike:
+        def guided(denoiser: DenoiserLike, tokens: Tokens, holes: HoleRange) -> DenoiserLike:
             if guidance is None:
                 return denoiser
-            mine = guidance.for_holes(*holes) if isinstance(guidance, Guidance) else guidance
-            return mine(denoiser, tokens, self.tokenizer)
+            of_window = guidance.for_holes(*holes) if isinstance(guidance, Guidance) else guidance
+            return of_window(denoiser, tokens, self.tokenizer)
 
-        return look
+        return guided
 
     @property
     def parses_special_tokens(self) -> bool:
-        """Whether special tokens spelled out in a prompt, a template or a scored text are read as such.
+        """Whether special tokens that are spelled out in a prompt, a template or a scored text are parsed as such.
 
-        Those of networks of others (transformers, LLaDA, Dream) are: their texts need [CLS] or chat marks.
-        What is trained on, and what a server is sent, is text whatever it spells.
+        True for published networks (transformers, LLaDA, Dream), whose texts need [CLS] or chat tokens. Training data
+        and the requests of a server are plain text, whatever they spell.
         """
         backbone = self.denoiser.config.backbone
         return not isinstance(backbone, DiTConfig) or backbone.llama is not None
 
     def ban_unknown_tokens(self, denoiser: DenoiserLike) -> DenoiserLike:
-        """The denoiser as samplers are to ask it: ids that the tokenizer has no token for are never drawn.
-
-        Published vocabularies are padded. A model whose ids are all known is asked as it is.
-        """
+        """The denoiser, wrapped so that ids without a token are never drawn: published vocabularies are padded."""
         return denoiser if self._known_tokens is None else AllowedTokens(denoiser, self._known_tokens)
 
     @cached_property
     def _known_tokens(self) -> Tensor | None:
-        """Booleans [V]: the ids that the tokenizer knows, or None where those are all but the mask."""
+        """bool [V]: the ids that the tokenizer has, or None where it has all but the mask."""
         if self.tokenizer is None:
             return None
         known = torch.zeros(self.vocab.size, dtype=torch.bool)
@@ -444,18 +389,18 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.denoiser.backbone.lm_head.weight.device
 
     @contextmanager
     def inference_mode(self) -> Iterator[None]:
-        """No gradients and no dropout, and afterwards all as it was."""
-        awake = [module for module in self.denoiser.modules() if module.training]
-        for module in awake:
+        """No gradients and no dropout; training modes are restored afterwards."""
+        training = [module for module in self.denoiser.modules() if module.training]
+        for module in training:
             module.training = False
         try:
             with torch.inference_mode():
                 yield
         finally:
-            for module in awake:
+            for module in training:
                 module.training = True

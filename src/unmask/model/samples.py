@@ -1,8 +1,8 @@
-"""What samplers wrote, as ids and as text."""
+"""Generated ids, and their texts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -10,17 +10,23 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.types import Tokens
 
 _MAX_SHOWN_TEXTS, _MAX_SHOWN_CHARS = 4, 60
-"""How many texts a representation shows, and how much of each."""
+"""Texts that a repr shows, and characters of each."""
 
 
 @dataclass(frozen=True, repr=False)
 class Samples:
-    """What a sampler wrote: ids [n, L], how often the network was called, and the texts."""
+    """Generated texts, with the number of network calls that they took."""
 
     tokens: Tokens
+    """int64 [n, L]: the canvas."""
     nfe: int
+    """Network calls (number of function evaluations)."""
     num_queries: int
+    """Positions at which the output head was evaluated."""
     tokenizer: Tokenizer | None
+    """What decodes the ids."""
+    valid: Tensor | None = None
+    """bool [n, L]: the positions of each text; None where all are, as texts of one length have no padding."""
 
     def __repr__(self) -> str:
         rows: list[object] = [*(self.ids if self.tokenizer is None or not self._is_decodable else self.texts)]
@@ -32,7 +38,7 @@ class Samples:
 
     @property
     def _is_decodable(self) -> bool:
-        """Whether all of it is text by now: while it is being written, it has masks."""
+        """Whether the tokenizer can decode it: unfinished texts have masks."""
         try:
             return bool(self.texts)
         except ValueError:
@@ -41,6 +47,8 @@ class Samples:
     @property
     def ids(self) -> list[list[int]]:
         """The ids of each text."""
+        if self.valid is not None:
+            return [row[valid].tolist() for row, valid in zip(self.tokens.cpu(), self.valid.cpu(), strict=True)]
         rows: list[list[int]] = self.tokens.tolist()
         return rows
 
@@ -59,13 +67,15 @@ class Samples:
 
 @dataclass(frozen=True, repr=False)
 class Completions(Samples):
-    """What was written after prompts of different lengths: `written` are its places [n, L]."""
+    """Generated texts after prompts of different lengths; `ids` and `texts` are those of the completions."""
 
-    completion_mask: Tensor
-    eos_id: int | None
+    completion_mask: Tensor = field(kw_only=True)
+    """bool [n, L]: the positions of the completions."""
+    eos_id: int | None = field(kw_only=True)
+    """The token that ends a text, if the model has one."""
 
     @property
     def ids(self) -> list[list[int]]:
-        """The ids after each prompt, up to the one that ends a text."""
+        """The ids after each prompt, up to the end-of-text token."""
         rows = [row[new].tolist() for row, new in zip(self.tokens, self.completion_mask, strict=True)]
         return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]

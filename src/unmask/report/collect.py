@@ -24,6 +24,7 @@ from unmask.report.config import ReportConfig
 from unmask.report.run_log import Curves, SampleEval, read_curves, read_sample_evals
 from unmask.report.samples import RevealedSample, generate_samples
 from unmask.run import load_ema_model
+from unmask.sampling.factory import default_sampler
 from unmask.training.run_folder import RunFolder
 from unmask.types import ProgressFn
 
@@ -138,7 +139,7 @@ def collect(
         step_bounds=bounds,
         why_no_step_bounds=why_no_bounds,
         sample_evals=read_sample_evals(run),
-        sampler=type(lm.default_sampler(config.steps)).__name__,
+        sampler=type(default_sampler(lm.denoiser, config.steps)).__name__,
         samples=tuple(samples),
         settings=settings,
         provenance={

@@ -9,6 +9,7 @@ from unmask.data.tokenizers import Tokenizer, token_texts
 from unmask.hardware.memory import check_memory
 from unmask.model import LanguageModel
 from unmask.sampling.canvas import Canvas, blank_canvas
+from unmask.sampling.factory import default_sampler
 from unmask.sampling.trace import Trace, record_trace
 from unmask.types import Tokens
 
@@ -58,7 +59,7 @@ def generate_samples(
     check_memory(n, length, length, lm.denoiser.backbone.lm_head.weight.shape[-1])
     canvas = Canvas(blank_canvas(n, length, lm.vocab.mask_id), tuple(range(seed, seed + n)))
     with lm.inference_mode():
-        written = lm.default_sampler(steps).run(lm.denoiser, canvas)
+        written = default_sampler(lm.denoiser, steps).run(lm.denoiser, canvas)
         trace = record_trace(_with_progress(written, progress), canvas.tokens, lm.vocab.mask_id)
     last = trace.last_step.tolist()
     return [

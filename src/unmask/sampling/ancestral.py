@@ -1,9 +1,17 @@
-"""Ancestral sampling: from nothing but masks, step by step back to text.
+"""Ancestral sampling of masked diffusion: from all masks, step by step back to text.
 
-For a normalised model, *when* a position is revealed does not depend on *what* it becomes. So every
-position's step is drawn in advance, each row goes straight from one of its own reveals to the next
-(rows at different times share a network call), and the network answers only where it is about to write.
-The result is distributed exactly as if every step had been taken.
+Algorithm 1 of MDLM (arXiv 2406.07524, with the caching of its section 4), as `Ancestral.algorithm_1` runs it:
+
+    z <- all masks
+    for i = T, ..., 1:                                        t = i/T, s = (i - 1)/T
+        log_x <- log x_theta(z, t)                            only if z has changed, where the network ignores t
+        for every position l with z[l] = mask:
+            z[l] <- Cat(r x_theta[l] + (1 - r) mask),         r = (alpha_s - alpha_t)/(1 - alpha_t)
+
+The shortcut, which `Ancestral.run` takes where log_x sums to one: then *when* a position is unmasked does not
+depend on *what* it becomes. So the step of every position is drawn in advance, each sequence goes straight from one
+of its own unmasking steps to the next (sequences at different times share a network call), and the network is
+queried only at the positions that are about to be written. The result has exactly the same distribution.
 """
 
 from __future__ import annotations
@@ -11,83 +19,105 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.diffusion.categorical import SamplingParams
+from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
-from unmask.diffusion.noise import seeded_uniform
+from unmask.diffusion.noise import seeded_uniform, seeded_uniform_array
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import Masking
-from unmask.sampling.base import (
-    DrawTokens,
-    init_tokens,
-    query_uniform,
-    require_process,
-    sample_tokens,
+from unmask.sampling.base import Sampler, init_tokens, require_process
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.row_fns import DrawTokens
+from unmask.sampling.unmasking import (
+    host_mask,
+    ranks,
+    scatter_tokens,
     time_from_mask_ratio,
+    to_device,
     tokens_per_step,
 )
-from unmask.sampling.canvas import Canvas
-from unmask.types import Tokens
+from unmask.types import LogX, Tokens
 
 
 @dataclass(frozen=True)
-class Ancestral:
-    """T steps: at each, a masked position is revealed with probability (alpha_s - alpha_t)/(1 - alpha_t).
-
-    A model whose log_x is free (SEDD: the analytic sampler; D3PM) says itself how likely a reveal is, and
-    is asked at every masked position: at every step, or only after a change if its answer is timeless.
-    """
+class Ancestral(Sampler):
+    """T steps: at each, a masked position is unmasked with probability (alpha_s - alpha_t)/(1 - alpha_t)."""
 
     steps: int = 128
+    """T, the number of steps; more are better and slower."""
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         schedule = require_process(denoiser, Masking).schedule
-        z = init_tokens(denoiser, canvas)
-        visible = alpha_grid(schedule, self.steps).flip(0)  # from 0 at t = 1 up to 1 at t = 0
-        if not denoiser.normalized:
-            yield from self._run_unnormalized(denoiser, z, canvas.seeds, visible)
+        if not denoiser.normalized:  # SEDD (its analytic sampler) and D3PM
+            yield from self.algorithm_1(denoiser, canvas)
             return
-        level = seeded_uniform(canvas.seeds, z.shape[1])
-        step = torch.searchsorted(visible, level, right=True).clamp(max=self.steps)
+        z = init_tokens(denoiser, canvas)
+        alphas = alpha_grid(schedule, self.steps).flip(0)  # from 0 at t = 1 up to 1 at t = 0
+        uniform = seeded_uniform(canvas.seeds, z.shape[1])
+        step = torch.searchsorted(alphas, uniform, right=True).clamp(max=self.steps)
         time = 1 - (step - 1).double() / self.steps
-        yield from _unmask_at_steps(denoiser, z, canvas.seeds, step.to(z.device), time.to(z.device), self.params)
+        yield from _unmask_at_steps(denoiser, z, canvas.seeds, step, time, self.params)
 
-    def _run_unnormalized(
-        self, denoiser: DenoiserLike, z: Tokens, seeds: tuple[int, ...], alphas: Tensor
-    ) -> Iterator[Tokens]:
-        """Every step at every masked position; a timeless network is asked anew only where z has changed."""
-        mask, answers = denoiser.vocab.mask_id, dict[int, Tensor]()
-        for step in range(1, self.steps + 1):
-            active = (z == mask).any(1).nonzero()[:, 0]
-            if len(active) == 0:
+    def algorithm_1(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
+        """Every step at every masked position, as printed above."""
+        schedule, mask = require_process(denoiser, Masking).schedule, denoiser.vocab.mask_id
+        z = init_tokens(denoiser, canvas)
+        alphas = alpha_grid(schedule, self.steps)
+        known: dict[int, LogX] = {}  # log_x of each sequence since its z last changed
+        masked = host_mask(z, mask)
+        for i in range(self.steps, 0, -1):
+            active = np.flatnonzero(masked.any(1)).tolist()
+            if not active:
                 return
-            rows = z[active] == mask
-            stale = torch.tensor([not denoiser.time_independent or b not in answers for b in active.tolist()])
-            if stale.any():
-                t = torch.full((int(stale.sum()), 1), 1 - (step - 1) / self.steps, device=z.device)
-                lines = denoiser(z[active[stale]], t, rows[stale], sequence_ids=active[stale])
-                owner = active[stale].repeat_interleave(rows[stale].sum(1))
-                answers.update({b: lines[owner == b] for b in active[stale].tolist()})
-            log_x = torch.cat([answers[b] for b in active.tolist()])
-            jump = Masking.unmask_prob(alphas[step], alphas[step - 1]).expand(len(log_x)).to(z.device)
-            token = sample_tokens(self.params, log_x, query_uniform(seeds, active, step, rows), mask, jump)
-            before, z = z, scatter_tokens(z, active, rows, token)
-            for b in (z != before).any(1).nonzero()[:, 0].tolist():
-                del answers[b]
+            if not denoiser.time_independent:
+                known.clear()
+            self._update(known, denoiser, z, masked, [b for b in active if b not in known], i / self.steps)
+            log_x = torch.cat([known[b] for b in active])
+            rows, columns = masked.nonzero()
+            sequence, position = to_device(rows, z.device), to_device(columns, z.device)
+            r = Masking.unmask_prob(alphas[i - 1], alphas[i]).to(z.device)
+            uniform = seeded_uniform(canvas.seeds, z.shape[1], self.steps + 1 - i).to(z.device)[sequence, position]
+            tokens = _draw_or_stay_masked(log_x, r, self.params, uniform, mask)
+            z = scatter_tokens(z, sequence, position, tokens)
+            written = (tokens != mask).cpu().numpy()
+            masked[rows[written], columns[written]] = False
+            for b in set(rows[written].tolist()):
+                del known[b]
             yield z
+
+    def _update(
+        self,
+        known: dict[int, LogX],
+        denoiser: DenoiserLike,
+        z: Tokens,
+        masked: np.ndarray,
+        sequences: list[int],
+        t: float,
+    ) -> None:
+        """Query the network at all masked positions of these sequences."""
+        if not sequences:
+            return
+        ids = torch.tensor(sequences, device=z.device)
+        positions = [to_device(index, z.device) for index in masked[sequences].nonzero()]
+        times = torch.full((len(sequences), 1), t, device=z.device)
+        log_x = denoiser(z[ids], times, (positions[0], positions[1]), sequence_ids=ids)
+        known.update(zip(sequences, torch.split(log_x, masked[sequences].sum(1).tolist()), strict=True))
 
 
 @dataclass(frozen=True)
-class FirstHitting:
-    """T to infinity: one position after the other, in random order, each at the time it is first hit."""
+class FirstHitting(Sampler):
+    """The limit T to infinity: one position after the other, in random order, each at the time it is unmasked."""
 
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         schedule = require_process(denoiser, Masking).schedule
@@ -97,45 +127,45 @@ class FirstHitting:
                 " take the sampler ancestral for D3PM and SEDD"
             )
         z = init_tokens(denoiser, canvas)
-        level = seeded_uniform(canvas.seeds, z.shape[1])
-        time = schedule.inverse(level)
-        order = ranks(level.masked_fill((z != denoiser.vocab.mask_id).cpu(), torch.inf))
-        yield from _unmask_at_steps(denoiser, z, canvas.seeds, order.to(z.device), time.to(z.device), self.params)
+        alpha = seeded_uniform(canvas.seeds, z.shape[1])
+        visible = torch.from_numpy(~host_mask(z, denoiser.vocab.mask_id))
+        order = ranks(alpha.masked_fill(visible, torch.inf))
+        yield from _unmask_at_steps(denoiser, z, canvas.seeds, order, schedule.inverse(alpha), self.params)
 
 
 @dataclass(frozen=True)
-class RandomOrder:
-    """Random order with fixed counts (LLaDA): each step reveals its equal share of a row's holes."""
+class RandomOrder(Sampler):
+    """Random order with fixed counts (LLaDA): each step unmasks an equal share of a sequence's masked positions."""
 
     steps: int = 128
+    """The number of steps; more are better and slower."""
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         z = init_tokens(denoiser, canvas)
-        hidden = (z == denoiser.vocab.mask_id).cpu()
-        holes = hidden.sum(1)
-        order = ranks(seeded_uniform(canvas.seeds, z.shape[1]).masked_fill(~hidden, torch.inf))
-        steps = min(self.steps, z.shape[1])  # beyond one step for each place nothing changes but memory
-        done = tokens_per_step(holes[:, None], steps, torch.arange(steps)).cumsum(1)
+        masked = torch.from_numpy(host_mask(z, denoiser.vocab.mask_id))
+        num_masked = masked.sum(1)
+        order = ranks(seeded_uniform(canvas.seeds, z.shape[1]).masked_fill(~masked, torch.inf))
+        steps = min(self.steps, z.shape[1])  # further steps would unmask nothing
+        done = tokens_per_step(num_masked[:, None], steps, torch.arange(steps)).cumsum(1)
         step = torch.searchsorted(done, order, right=True)
         before = torch.cat([torch.zeros_like(done[:, :1]), done], 1).gather(1, step)
-        time = time_from_mask_ratio(denoiser, holes[:, None] - before, holes[:, None].clamp(min=1))
-        yield from _unmask_at_steps(denoiser, z, canvas.seeds, step.to(z.device), time.to(z.device), self.params)
+        time = time_from_mask_ratio(denoiser, num_masked[:, None] - before, num_masked[:, None].clamp(min=1))
+        yield from _unmask_at_steps(denoiser, z, canvas.seeds, step, time, self.params)
 
 
-def ranks(keys: Tensor) -> Tensor:
-    """[B, L]: each key's place in its row, the smallest first."""
-    return keys.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
-
-
-def scatter_tokens(z: Tokens, active: Tensor, positions: Tensor, tokens: Tensor) -> Tokens:
-    """A new canvas with `tokens` [N] at the `rows` [b, L] of its `active` [b] sequences."""
-    z = z.clone()
-    z[active] = z[active].masked_scatter(positions, tokens)
-    return z
+def _draw_or_stay_masked(
+    log_x: LogX, unmask_prob: Tensor, params: SamplingParams, uniform: Tensor, mask_id: int
+) -> Tensor:
+    """A token [N] for each query: v with probability r exp(log_x[v]), the mask with what is left (0 if r = 1)."""
+    weights = params.probabilities(log_x).double() * unmask_prob
+    rest = (1 - weights.sum(-1)).clamp(min=0)
+    weights[:, mask_id] = torch.where(unmask_prob < 1, rest, 0)
+    return sample_inverse_cdf(weights, uniform)
 
 
 def _unmask_at_steps(
@@ -146,23 +176,24 @@ def _unmask_at_steps(
     time: Tensor,
     params: SamplingParams,
 ) -> Iterator[Tokens]:
-    """Reveal each masked position at its own `step` [B, L], the network being told its `time` [B, L].
+    """Unmask each masked position at its own `step` [B, L] and `time` [B, L], both on the host.
 
-    A row's positions with one step are written together; a call advances every unfinished row to the
-    next step at which something of it is revealed.
+    Positions of a sequence with the same step are written together; a call advances every unfinished sequence to its
+    next step at which a position is unmasked.
     """
-    mask = denoiser.vocab.mask_id
-    never = torch.iinfo(step.dtype).max
-    uniform = seeded_uniform(seeds, z.shape[1], draw=1).to(z.device)
-    pending = step.masked_fill(z != mask, never)
+    mask, never = denoiser.vocab.mask_id, np.iinfo(np.int64).max
+    uniform, times = seeded_uniform_array(seeds, z.shape[1], draw=1), time.numpy()
+    pending = np.where(host_mask(z, mask), step.numpy(), never)
     while True:
-        following, where = pending.min(1)
-        active = (following != never).nonzero()[:, 0]
+        next_step = pending.min(1)
+        active = np.flatnonzero(next_step != never)
         if len(active) == 0:
             return
-        rows = pending[active] == following[active, None]
-        t = time[active].gather(1, where[active, None])
-        drawn = DrawTokens(params, uniform[active][rows], mask)
-        z = scatter_tokens(z, active, rows, denoiser(z[active], t, rows, row_fn=drawn, sequence_ids=active))
-        pending = pending.masked_fill(z != mask, never)
+        now = pending[active] == next_step[active, None]
+        sequence, position = now.nonzero()
+        t = to_device(times[active, now.argmax(1)][:, None], z.device)
+        draw = DrawTokens(params, to_device(uniform[active[sequence], position], z.device), mask)
+        ids, row, column = (to_device(index, z.device) for index in (active, sequence, position))
+        z = scatter_tokens(z, ids[row], column, denoiser(z[ids], t, (row, column), row_fn=draw, sequence_ids=ids))
+        pending[active[sequence], position] = never
         yield z

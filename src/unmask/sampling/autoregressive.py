@@ -1,41 +1,46 @@
-"""Left to right, one token at a time, with a key-value cache: the baseline's sampler."""
+"""Left to right, one token at a time, with a cache: the sampler of autoregressive models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from unmask.context import Context
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
-from unmask.diffusion.noise import seeded_uniform
+from unmask.diffusion.noise import seeded_uniform_array
 from unmask.diffusion.process import LeftToRight, shift_right
-from unmask.sampling.base import DrawTokens, init_tokens, require_process
+from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.row_fns import DrawTokens
+from unmask.sampling.unmasking import host_mask, scatter_tokens, to_device
 from unmask.types import Tokens
 
 
 @dataclass(frozen=True)
-class Autoregressive:
-    """Fixed tokens are kept wherever they stand, but a hole sees only those before it."""
+class Autoregressive(Sampler):
+    """x[l] ~ p(. | x[:l]) at the masked positions; fixed tokens stay, but only those before a position are read."""
+
+    processes = (LeftToRight,)
 
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
-        """Yield the canvas after each token."""
         require_process(denoiser, LeftToRight)
-        z = init_tokens(denoiser, canvas)
-        hidden = z == denoiser.vocab.mask_id
-        uniform = seeded_uniform(canvas.seeds, z.shape[1], draw=1).to(z.device)
+        z, cache = init_tokens(denoiser, canvas), denoiser.new_cache()
+        masked = host_mask(z, denoiser.vocab.mask_id)
+        uniform = seeded_uniform_array(canvas.seeds, z.shape[1], draw=1)
         t = torch.zeros(len(z), 1, device=z.device)
-        cache = denoiser.new_cache()
-        for place in hidden.any(0).nonzero()[:, 0].tolist():
-            unread = shift_right(z, denoiser.vocab)[:, cache.end : place + 1]
-            rows = torch.zeros_like(unread, dtype=torch.bool)
-            rows[:, -1] = hidden[:, place]
-            drawn = DrawTokens(self.params, uniform[rows[:, -1], place], denoiser.vocab.mask_id)
-            z = z.clone()
-            z[rows[:, -1], place] = denoiser(unread, t, rows, Context(cache=cache.view()), row_fn=drawn)
+        for position in np.flatnonzero(masked.any(0)).tolist():
+            unread = shift_right(z, denoiser.vocab)[:, cache.end : position + 1]
+            rows = np.flatnonzero(masked[:, position])
+            draw = DrawTokens(self.params, to_device(uniform[rows, position], z.device), denoiser.vocab.mask_id)
+            sequence = to_device(rows, z.device)
+            last = torch.full_like(sequence, unread.shape[1] - 1)
+            tokens = denoiser(unread, t, (sequence, last), Context(cache=cache.view()), row_fn=draw)
+            z = scatter_tokens(z, sequence, torch.full_like(sequence, position), tokens)
             yield z

@@ -1,13 +1,11 @@
-"""Block by block, from left to right: each block is filled by a sampler that knows of nothing else.
+"""Block by block, from left to right: each block is filled by a sampler that sees nothing else.
 
-Three families work like this, and differ in what the network reads at a step, and in what it keeps:
+Three families work like this. They differ in what the network reads at a step, and in what is cached:
 
-* LLaDA reads the whole text at each step, the blocks to come as masks;
-* Fast-dLLM reads all of it once a block. At the other steps keys and values before the block
-(`PrefixCache`), or
-  on both sides of it (`DualCache`), are those of that pass: an approximation, as they would have changed;
-* a block diffusion model never looks ahead, so what it has read of finished blocks stays true: an exact
-cache.
+* LLaDA reads the whole text at each step, later blocks as masks;
+* Fast-dLLM reads it once per block. At the other steps, keys and values before the block (`PrefixCache`) or on
+  both sides of it (`DualCache`) are those of that call: an approximation, because they would have changed;
+* a block diffusion model never attends to later blocks, so what is cached of finished blocks stays exact.
 """
 
 from __future__ import annotations
@@ -23,16 +21,15 @@ from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import BlockMasking, Masking
-from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option, time_from_mask_ratio
+from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_inner_sampler, resolve_option
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence
-from unmask.sampling.semi_autoregressive import resolve_masked_sampler
+from unmask.sampling.unmasking import time_from_mask_ratio
 from unmask.types import Positions, RowFn, Times, Tokens
 
 
 class _ReadRange(NamedTuple):
-    """The places that a call reads, `first` to `last` - 1, and how many of them from the first on are
-    kept."""
+    """The positions that a call reads, and how many of them, from the first on, are cached."""
 
     start: int
     stop: int
@@ -44,150 +41,151 @@ class NoCache:
     """The whole text is read at every step."""
 
     def read_range(self, first_step: bool, start: int, stop: int, length: int) -> _ReadRange:
-        """What is read for the block `first` to `last` - 1 of a text; `fresh`: for the first time."""
         return _ReadRange(0, length, 0)
 
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """What is before a block is read once, with the block's first step."""
+    """Everything before a block is read once, at the block's first step."""
 
     def read_range(self, first_step: bool, start: int, stop: int, length: int) -> _ReadRange:
-        """What is read for the block `first` to `last` - 1 of a text; `fresh`: for the first time."""
         return _ReadRange(0, length, length) if first_step else _ReadRange(start, length, 0)
 
 
 @dataclass(frozen=True)
 class DualCache:
-    """What is before and after a block is read once, with the block's first step."""
+    """Everything before and after a block is read once, at the block's first step."""
 
     def read_range(self, first_step: bool, start: int, stop: int, length: int) -> _ReadRange:
-        """What is read for the block `first` to `last` - 1 of a text; `fresh`: for the first time."""
         return _ReadRange(0, length, length) if first_step else _ReadRange(start, stop, 0)
 
 
 _CachePolicy: TypeAlias = NoCache | PrefixCache | DualCache
 
 CACHE_POLICIES: dict[str, _CachePolicy] = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
-"""What commands and requests call them."""
+"""The caches of masked diffusion, by name."""
 
 
 @dataclass(frozen=True)
-class Blockwise:
-    """Blocks of `size` tokens, each filled by the `sampler`, whose steps are those of one block.
+class Blockwise(Sampler):
+    """Blocks from left to right, each filled by another sampler.
 
-    Blocks begin at a row's first hole. A block diffusion model has a size of its own, which stays if `size`
-    is None, its blocks begin with the text, and its cache is exact. A row ends with the block in which the
-    token `stop` was written: what is left of it is filled with that token.
+    Blocks begin at a sequence's first masked position. Those of a block diffusion model begin with the text, and its
+    cache is exact.
     """
 
+    processes = (Masking, BlockMasking)
+
     block_size: int | None = None
+    """Tokens per block; None is the model's own block size, or the whole text if it has none."""
     sampler: Sampler | str = Confidence(steps=32)
+    """What fills each block, with its number of steps per block: a sampler of masked diffusion, or its name."""
     cache: _CachePolicy | str = NoCache()
+    """What the steps of a block do not read again: "none", "prefix" or "dual"; block diffusion ignores it."""
     eos_id: int | None = None
+    """A sequence ends with the block in which this token was written; the rest is filled with it. None: no end."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampler", resolve_masked_sampler(self.sampler))
+        object.__setattr__(self, "sampler", resolve_inner_sampler(self.sampler))
         object.__setattr__(self, "cache", resolve_option(self.cache, CACHE_POLICIES, "cache"))
         if self.block_size is not None and not (isinstance(self.block_size, int) and self.block_size >= 1):
             raise ValueError(f"a block must have at least 1 token; got {self.block_size!r}")
 
+    @property
+    def inner(self) -> Sampler:
+        return resolve_inner_sampler(self.sampler)
+
+    @property
+    def steps(self) -> int | None:
+        return self.inner.steps
+
+    @property
+    def may_remask(self) -> bool:
+        return self.inner.may_remask
+
+    @property
+    def eos_token(self) -> int | None:
+        return self.eos_id
+
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
-        """Yield the canvas after each step of each block."""
-        process = _masked_process(denoiser)
-        z = init_tokens(denoiser, canvas, any_length=isinstance(process, BlockMasking))
-        holes = z == denoiser.vocab.mask_id
-        origin = holes.int().argmax(1).masked_fill(~holes.any(1), -1)
-        if isinstance(process, BlockMasking):  # whose blocks begin with the text, whatever is given of it
-            origin = torch.where(origin < 0, -1, origin // process.block_size * process.block_size)
-        for first in sorted(set(origin.tolist())):  # a row is written alike in any company
-            if first >= 0:
-                yield from self._run_group(denoiser, z, canvas, (origin == first).nonzero()[:, 0], first, process)
+        model_block = require_process(denoiser, Masking, BlockMasking).block_size
+        z = init_tokens(denoiser, canvas, any_length=model_block is not None)
+        masked = z == denoiser.vocab.mask_id
+        first = masked.int().argmax(1).masked_fill(~masked.any(1), -1)
+        if model_block is not None:
+            first = torch.where(first < 0, -1, first // model_block * model_block)
+        for start in sorted(set(first.tolist())):  # sequences of one start share calls
+            if start >= 0:
+                yield from self._run_group(denoiser, z, canvas, (first == start).nonzero()[:, 0], start)
 
     def _run_group(
-        self,
-        denoiser: DenoiserLike,
-        z: Tokens,
-        canvas: Canvas,
-        sequence_ids: Tensor,
-        first_start: int,
-        process: Masking | BlockMasking,
+        self, denoiser: DenoiserLike, z: Tokens, canvas: Canvas, sequence_ids: Tensor, first_start: int
     ) -> Iterator[Tokens]:
-        """Write the rows whose first block begins at `first`, into `z`."""
-        length = z.shape[1]
-        size = self._resolve_block_size(process, length)
-        plan, sampler = (
-            resolve_option(self.cache, CACHE_POLICIES, "cache"),
-            resolve_masked_sampler(self.sampler),
-        )
-        holes, cache = z == denoiser.vocab.mask_id, denoiser.new_cache()
+        """Fill the sequences whose first block begins at `first_start`, in `z`."""
+        length, exact = z.shape[1], denoiser.process.block_size is not None
+        size = self._resolve_block_size(denoiser.process.block_size, length)
+        policy = resolve_option(self.cache, CACHE_POLICIES, "cache")
+        masked, cache = z == denoiser.vocab.mask_id, denoiser.new_cache()
         for number, begin in enumerate(range(first_start, length, size)):
-            window = slice(begin, min(begin + size, length))
-            if not isinstance(process, BlockMasking):
-                cache = denoiser.new_cache()  # an approximation holds for a block
-            view = _BlockView(denoiser, z, sequence_ids, holes[sequence_ids].sum(1), window, plan, cache)
-            seeds = tuple(derive_seed(canvas.seeds[row], number) for row in sequence_ids.tolist())
-            for written in sampler.run(view, Canvas(z[sequence_ids, window], seeds)):
-                z[sequence_ids, window] = written
+            block = slice(begin, min(begin + size, length))
+            if not exact:
+                cache = denoiser.new_cache()  # an approximate cache holds for one block
+            view = _BlockView(denoiser, z, sequence_ids, masked[sequence_ids].sum(1), block, policy, cache)
+            seeds = tuple(derive_seed(canvas.seeds[b], number) for b in sequence_ids.tolist())
+            for tokens in self.inner.run(view, Canvas(z[sequence_ids, block], seeds)):
+                z[sequence_ids, block] = tokens
                 yield z.clone()
             if self.eos_id is None:
                 continue
-            ended = ((z[sequence_ids] == self.eos_id) & holes[sequence_ids])[:, window].any(1)
+            ended = ((z[sequence_ids] == self.eos_id) & masked[sequence_ids])[:, block].any(1)
             if bool(ended.any()):
-                self._fill_after_eos(z, sequence_ids[ended], holes)
+                self._fill_after_eos(z, sequence_ids[ended], masked)
                 yield z.clone()
                 sequence_ids = sequence_ids[~ended]
                 cache.select((~ended).nonzero()[:, 0])
                 if len(sequence_ids) == 0:
                     return
 
-    def _resolve_block_size(self, process: Masking | BlockMasking, length: int) -> int:
-        if not isinstance(process, BlockMasking):
+    def _resolve_block_size(self, model_block: int | None, length: int) -> int:
+        if model_block is None:
             return self.block_size or length
-        if self.block_size not in (None, process.block_size):
-            raise ValueError(f"the model writes blocks of {process.block_size} tokens; got a size of {self.block_size}")
-        return process.block_size
+        if self.block_size not in (None, model_block):
+            raise ValueError(f"the model writes blocks of {model_block} tokens; got a size of {self.block_size}")
+        return model_block
 
     def _fill_after_eos(self, z: Tokens, sequence_ids: Tensor, masked: Tensor) -> None:
-        """Fill all that was to be written after the first stop of a row."""
+        """Fill everything that was to be written after a sequence's first end-of-text token."""
         assert self.eos_id is not None
-        stops = (z[sequence_ids] == self.eos_id) & masked[sequence_ids]
-        after = (stops.cumsum(1) > 0) & masked[sequence_ids]
+        ends = (z[sequence_ids] == self.eos_id) & masked[sequence_ids]
+        after = (ends.cumsum(1) > 0) & masked[sequence_ids]
         z[sequence_ids] = z[sequence_ids].masked_fill(after, self.eos_id)
 
 
-def _masked_process(denoiser: DenoiserLike) -> Masking | BlockMasking:
-    process = denoiser.process
-    return process if isinstance(process, BlockMasking) else require_process(denoiser, Masking)
-
-
 class _BlockView(DenoiserWrapper):
-    """A network as it looks from inside a block: asked about the block, it reads whatever else it needs."""
+    """A denoiser of one block: called with the tokens of the block, it reads whatever else the network needs.
+
+    `sequence_ids` of a call count the sequences of the view, which are the `outer_ids` of the canvas `text`.
+    """
 
     def __init__(
         self,
         denoiser: DenoiserLike,
-        z: Tokens,
+        text: Tokens,
         outer_ids: Tensor,
         num_initial: Tensor,
-        block_slice: slice,
+        block: slice,
         cache_policy: _CachePolicy,
         cache: Cache,
     ) -> None:
         super().__init__(denoiser)
-        self.z, self.outer_ids, self.num_initial, self.block_slice, self.cache_policy, self.cache = (
-            z,
-            outer_ids,
-            num_initial,
-            block_slice,
-            cache_policy,
-            cache,
-        )
-        self.outer_process, self.first_step = _masked_process(denoiser), True
+        self.text, self.outer_ids, self.num_initial, self.block = text, outer_ids, num_initial, block
+        self.cache_policy, self.cache, self.first_step = cache_policy, cache, True
+        self.outer_process: Masking | BlockMasking = require_process(denoiser, Masking, BlockMasking)
+        self.model_block = self.outer_process.block_size
 
     @property
     def process(self) -> Masking:
-        return self.outer_process.inner if isinstance(self.outer_process, BlockMasking) else self.outer_process
+        return self.outer_process.inner
 
     def __call__(
         self,
@@ -199,49 +197,58 @@ class _BlockView(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        assert isinstance(positions, Tensor)
-        if sequence_ids is None:
-            sequence_ids = torch.arange(len(self.outer_ids), device=z.device)
+        everyone = torch.arange(len(self.outer_ids), device=z.device)
+        called = everyone if sequence_ids is None else sequence_ids
         span = self._read_range()
-        # What is kept must be kept of all rows, so all of them are read.
-        read = torch.arange(len(self.outer_ids), device=z.device) if span.num_cached else sequence_ids
-        text = self.z[self.outer_ids[read], span.start : span.stop].clone()
-        inside = slice(self.block_slice.start - span.start, self.block_slice.stop - span.start)
-        mine = sequence_ids if span.num_cached else torch.arange(len(sequence_ids), device=z.device)
-        text[mine, inside] = z
-        asked = torch.zeros_like(text, dtype=torch.bool)
-        asked[mine, inside] = positions
-        times = t.new_zeros(len(text), text.shape[1])
-        times[mine, inside] = self._time(z, t, sequence_ids).to(t).expand(-1, z.shape[1])
-        if isinstance(self.outer_process, BlockMasking):
-            stages = AttentionStages.block_causal(
-                span.start, span.stop, self.outer_process.block_size, self.block_slice.start, z.device
-            )
-            context = replace(context, stages=stages)
-        if not isinstance(self.cache_policy, NoCache) or isinstance(self.outer_process, BlockMasking):
-            others = None if span.num_cached or len(sequence_ids) == len(self.outer_ids) else sequence_ids
-            context = replace(context, cache=self.cache.view(span.start, span.num_cached, others))
+        # A call that fills the cache reads all sequences; otherwise only those that it is called with.
+        read = everyone if span.num_cached else called
+        rows = called if span.num_cached else torch.arange(len(called), device=z.device)
+        inside = slice(self.block.start - span.start, self.block.stop - span.start)
+        text = self.text[self.outer_ids[read], span.start : span.stop].clone()
+        text[rows, inside] = z
+        times = t.new_zeros(text.shape)
+        times[rows, inside] = self._network_time(z, t, called).to(t).expand(-1, z.shape[1])
+        sequence, position = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
+        context = self._context(context, span, None if len(called) == len(everyone) else called, z.device)
         self.first_step = False
-        return self.denoiser(text, times, asked, context, row_fn=row_fn, sequence_ids=self.outer_ids[read])
+        return self.denoiser(
+            text,
+            times,
+            (rows[sequence], position + inside.start),
+            context,
+            row_fn=row_fn,
+            sequence_ids=self.outer_ids[read],
+        )
 
-    def _time(self, z: Tokens, t: Times, sequence_ids: Tensor) -> Times:
-        """A block diffusion model is told the block's time; any other that of the whole text, most of whose
-        holes may lie ahead."""
-        if isinstance(self.outer_process, BlockMasking):
+    def _context(
+        self, context: Context, span: _ReadRange, sequence_ids: Tensor | None, device: torch.device
+    ) -> Context:
+        """The attention stages of a block diffusion model, and the cache."""
+        if self.model_block is not None:
+            stages = AttentionStages.block_causal(span.start, span.stop, self.model_block, self.block.start, device)
+            context = replace(context, stages=stages)
+        if self.model_block is not None or not isinstance(self.cache_policy, NoCache):
+            cached = None if span.num_cached else sequence_ids
+            context = replace(context, cache=self.cache.view(span.start, span.num_cached, cached))
+        return context
+
+    def _network_time(self, z: Tokens, t: Times, sequence_ids: Tensor) -> Times:
+        """The time of the block for a block diffusion model; that of the whole text, with the masked positions of
+        later blocks, for any other."""
+        if self.model_block is not None:
             return t
         mask = self.vocab.mask_id
-        ahead = (self.z[self.outer_ids[sequence_ids], self.block_slice.stop :] == mask).sum(1, keepdim=True)
-        masked = (z == mask).sum(1, keepdim=True) + ahead
-        return time_from_mask_ratio(self.denoiser, masked, self.num_initial[sequence_ids, None])
+        later = (self.text[self.outer_ids[sequence_ids], self.block.stop :] == mask).sum(1, keepdim=True)
+        num_masked = (z == mask).sum(1, keepdim=True) + later
+        return time_from_mask_ratio(self.denoiser, num_masked, self.num_initial[sequence_ids, None])
 
     def _read_range(self) -> _ReadRange:
-        first, last = self.block_slice.start, self.block_slice.stop
-        # A network that predicts the next token is read one place before the block.
-        begin = max(0, first - 1) if self.shift_logits else first
-        if not isinstance(self.outer_process, BlockMasking):
-            return self.cache_policy.read_range(self.first_step, begin, last, self.z.shape[1])
-        if self.max_length is not None:
-            block = self.outer_process.block_size  # the oldest blocks are forgotten when there are too many
-            self.cache.evict_before(max(0, -(-(last - self.max_length) // block) * block))
-        read = self.cache.end
-        return _ReadRange(read, last, first - read) if read < first else _ReadRange(begin, last, 0)
+        start, stop = self.block.start, self.block.stop
+        # A network that predicts the next token needs the position before the block.
+        read_start = max(0, start - 1) if self.shift_logits else start
+        if self.model_block is None:
+            return self.cache_policy.read_range(self.first_step, read_start, stop, self.text.shape[1])
+        if self.max_length is not None:  # evict the oldest blocks that no longer fit
+            self.cache.evict_before(max(0, -(-(stop - self.max_length) // self.model_block) * self.model_block))
+        end = self.cache.end
+        return _ReadRange(end, stop, start - end) if end < start else _ReadRange(read_start, stop, 0)

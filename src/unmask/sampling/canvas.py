@@ -1,4 +1,4 @@
-"""Text with holes as a canvas of tokens: what is visible is fixed, what is masked is to be written."""
+"""Text with holes as a canvas of tokens: visible tokens are fixed, masked ones are to be generated."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ HOLE_PATTERN = re.compile(r"<mask(?::(\d+))?>")
 _MAX_HOLE_TOKENS = 1_000_000
 
 _TemplatePart: TypeAlias = str | int | list[int]
-"""A part of a template: text, the length of a hole, or ids that are given."""
+"""A piece of a template: text, the length of a hole, or fixed ids."""
 Template: TypeAlias = str | Sequence[_TemplatePart]
-"""Text with `<mask:12>` for twelve hidden tokens (`<mask>` for one), or a list of its pieces."""
+"""Text with `<mask:12>` for twelve masked tokens (`<mask>` for one), or a list of pieces."""
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """Sequences [B, L] with the mask id in their holes, and a seed for each: a row's own randomness."""
+    """Sequences to fill, and the seeds of their noise."""
 
     tokens: Tokens
+    """int64 [B, L], with the mask id at the positions to fill."""
     seeds: tuple[int, ...]
+    """One seed per sequence: its noise is a function of it alone."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.shape[1] < 1:
@@ -38,7 +40,7 @@ class Canvas:
 
 
 def parse_template(template: Template) -> list[_TemplatePart]:
-    """A template as texts, ids and lengths of holes, at least one hole among them."""
+    """The pieces of a template: texts, ids and lengths of holes; ValueError unless there is a hole."""
     if isinstance(template, str):
         parts = HOLE_PATTERN.split(template)
         holes = [_hole_length(length) for length in parts[1::2]]
@@ -63,12 +65,12 @@ def parse_template(template: Template) -> list[_TemplatePart]:
 
 
 def _hole_length(digits: str | None) -> int:
-    """Of a hole; of a number that is too long to be read, one that is too large."""
+    """The length of a hole; digits that are too many to parse give a length that is too large."""
     return 1 if digits is None else int(digits) if len(digits) <= 20 else 10**20
 
 
 def encode_template(template: Template, encode: Callable[[str | list[int]], list[int]], mask_id: int) -> list[int]:
-    """The ids of a template, its holes filled with the mask."""
+    """The ids of a template, with the mask id in its holes."""
     ids: list[int] = []
     for piece in parse_template(template):
         ids += [mask_id] * piece if isinstance(piece, int) else encode(piece)
@@ -76,7 +78,7 @@ def encode_template(template: Template, encode: Callable[[str | list[int]], list
 
 
 def blank_canvas(n: int, length: int, mask_id: int, prompt: Sequence[int] = ()) -> Tokens:
-    """`rows` sequences of masks that start with the prompt."""
+    """`n` sequences of masks that start with the prompt."""
     for name, value in (("n", n), ("length", length)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be at least 1; got {value!r}")
@@ -90,13 +92,13 @@ def blank_canvas(n: int, length: int, mask_id: int, prompt: Sequence[int] = ()) 
 def prompt_canvas(
     prompts: Sequence[Sequence[int]], length: int, mask_id: int, block_size: int | None = None
 ) -> tuple[Tokens, Tensor]:
-    """`length` masks after each prompt, and which places [n, L] are text: there is padding around the others.
+    """`length` masks after each prompt, and which positions [n, L] are text: the others are padding.
 
-    Prompts end at one place, so that what is written begins together; or, where text has blocks that begin
-    with it, in blocks of one number.
+    Prompts end at the same position, so that all completions begin there; or, for models whose blocks begin with the
+    text, in the same block.
     """
     if not prompts:
-        raise ValueError("there is no prompt to go on from")
+        raise ValueError("there is no prompt to complete")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length, the tokens to write after a prompt, must be at least 1; got {length!r}")
     sizes = [len(prompt) for prompt in prompts]
@@ -105,7 +107,7 @@ def prompt_canvas(
     else:
         before = [(max(sizes) // block_size - size // block_size) * block_size for size in sizes]
     width = max(pad + size for pad, size in zip(before, sizes, strict=True)) + length
-    tokens = torch.full((len(prompts), width), 0 if mask_id else 1)  # anything but the mask: it is not written
+    tokens = torch.full((len(prompts), width), _pad_id(mask_id))
     valid = torch.zeros_like(tokens, dtype=torch.bool)
     for row, (prompt, first) in enumerate(zip(prompts, before, strict=True)):
         begin, end = first + len(prompt), first + len(prompt) + length
@@ -113,6 +115,23 @@ def prompt_canvas(
         tokens[row, begin:end] = mask_id
         valid[row, first:end] = True
     return tokens, valid
+
+
+def infill_canvas(templates: Sequence[Sequence[int]], mask_id: int) -> tuple[Tokens, Tensor]:
+    """Templates of different lengths [n, L], and which positions [n, L] are text: padding follows the shorter ones."""
+    if not templates:
+        raise ValueError("there is no template to fill")
+    tokens = torch.full((len(templates), max(map(len, templates))), _pad_id(mask_id))
+    valid = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, ids in enumerate(templates):
+        tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        valid[row, : len(ids)] = True
+    return tokens, valid
+
+
+def _pad_id(mask_id: int) -> int:
+    """Any token but the mask, which would be filled."""
+    return 0 if mask_id else 1
 
 
 def _abbreviate(template: Template) -> str:

@@ -1,65 +1,63 @@
-"""Orders that depend on the text: the network answers at every hole, and its surest answers stay."""
+"""Orders that depend on the text: the network predicts every masked position, and the most confident tokens stay."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unmask.config import is_number
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.noise_level import validate_steps
 from unmask.diffusion.process import Masking
-from unmask.sampling.ancestral import ranks, scatter_tokens
-from unmask.sampling.base import (
-    DrawTokens,
-    DrawWithConfidence,
-    init_tokens,
-    query_uniform,
-    require_process,
-    resolve_option,
+from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.row_fns import DrawTokens, DrawWithConfidence
+from unmask.sampling.unmasking import (
+    IntArray,
+    host_mask,
+    ranks,
     time_from_mask_ratio,
+    to_device,
     tokens_per_step,
 )
-from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, Tokens
 
 
 @dataclass(frozen=True)
 class Probability:
-    """How probable the drawn token is (LLaDA's low-confidence remasking)."""
+    """The probability of the drawn token (LLaDA's low-confidence remasking)."""
 
     def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
-        """[N]: the larger, the surer."""
         return log_x.gather(-1, tokens[:, None])[:, 0].exp()
 
 
 @dataclass(frozen=True)
 class Margin:
-    """How far the best token is ahead of the second."""
+    """The probability of the best token minus that of the second best."""
 
     def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
-        """[N]: the larger, the surer."""
         best = log_x.topk(2).values.exp()
         return best[:, 0] - best[:, 1]
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """How little is left open: minus the distribution's entropy."""
+    """The negative entropy of the distribution."""
 
     def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
-        """[N]: the larger, the surer."""
         return -_entropy(log_x)
 
 
 _DELAYED_SCORE = -1e30
-"""Less sure than anything that a network says."""
+"""Below the score of any token that is not delayed."""
 
 _AnyConfidenceMeasure: TypeAlias = Probability | Margin | Entropy
 CONFIDENCE_MEASURES: dict[str, _AnyConfidenceMeasure] = {
@@ -74,104 +72,123 @@ def _entropy(log_x: LogX) -> Tensor:
     return -(log_x.exp() * log_x.clamp(min=torch.finfo(log_x.dtype).min)).sum(-1)
 
 
-def _rank_by_confidence(score: Tensor, positions: Tensor, tie_break: Tensor) -> Tensor:
-    """[b, L]: each position's place, the surest first.
+def _round_and_break_ties(score: Tensor, tie_break: Tensor) -> Tensor:
+    """Scores [N] rounded to 14 bits, with equal ones ordered by the sequence's own noise [N].
 
-    Scores are equal where nothing is visible yet, but for rounding, which depends on the batch. So they
-    are compared to 14 bits, and the row's own noise [N] decides between equals.
+    Scores are equal where nothing is visible yet, but for rounding errors, which depend on the batch.
     """
-    mantissa, exponent = torch.frexp(score[positions].double())
-    coarse = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
-    key = torch.full(score.shape, torch.inf, dtype=torch.float64, device=score.device)
-    key[positions] = -coarse * (1 + 1e-5 * tie_break)
-    return ranks(key)
+    mantissa, exponent = torch.frexp(score.double())
+    rounded = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
+    return rounded * (1 + 1e-5 * tie_break)
 
 
-class ConfidenceSampler(ABC):
-    """Draw a token for every hole, keep those that `kept` names, at least one a row, and repeat.
+def _masked_indices(masked: Tensor, num_masked: IntArray) -> tuple[Tensor, Tensor]:
+    """The indices (sequence, position) of the masked positions [b, L], whose numbers [b] are known on the host."""
+    order = (~masked).to(torch.uint8).argsort(dim=1, stable=True)  # a sequence's masked positions come first
+    sequence = to_device(np.repeat(np.arange(len(num_masked)), num_masked), masked.device)
+    column = np.concatenate([np.arange(n) for n in num_masked])
+    return sequence, order[sequence, to_device(column, masked.device)]
 
-    Tokens that are to come `delayed_tokens`, as the end of a text is, stay only where nothing else is left to write:
-    a short text would otherwise be the surest.
+
+class ConfidenceSampler(Sampler):
+    """Draw a token for every masked position, keep those that `select` returns, at least one per sequence, and repeat.
+
+    `delayed_tokens`, such as the end of a text, are kept only where nothing else is left to write: a short text
+    would otherwise often be the most confident one.
     """
 
+    measure: _AnyConfidenceMeasure | str = Probability()
     params: SamplingParams
     delayed_tokens: tuple[int, ...]
 
-    @property
-    @abstractmethod
-    def confidence_measure(self) -> _AnyConfidenceMeasure:
-        """By what the surest are found."""
-
     @abstractmethod
     def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
-        """Which holes to fill [b, L]: from scores (-inf where no hole is), each position's place in the
-        order of sureness (0 is the surest), and the holes at first [b]."""
+        """Which masked positions to fill, bool [b, L].
+
+        `score` [b, L] is -inf where nothing is masked; `rank` [b, L] is 0 at the highest score; `num_initial` [b] is
+        the number of masked positions of the canvas.
+        """
+
+    def num_selected(self, num_masked: IntArray, num_initial: IntArray, step: int) -> IntArray | None:
+        """How many positions [b] `select` chooses, if that is known without the scores; None if not."""
+        return None
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
-        """Yield the canvas after each step."""
         require_process(denoiser, Masking)
-        z = init_tokens(denoiser, canvas)
-        mask = denoiser.vocab.mask_id
-        holes = (z == mask).sum(1)
-        step = 0
-        while len(active := (z == mask).any(1).nonzero()[:, 0]):
-            rows = z[active] == mask
-            t = time_from_mask_ratio(denoiser, rows.sum(1, keepdim=True), holes[active, None])
-            drawn = DrawTokens(self.params, query_uniform(canvas.seeds, active, 2 * step, rows), mask)
-            judged = DrawWithConfidence(drawn, self.confidence_measure, denoiser.normalized)
-            token, sure = denoiser(z[active], t, rows, row_fn=judged, sequence_ids=active).unbind(-1)
-            token = token.long()
-            if self.delayed_tokens:
-                late = torch.tensor(self.delayed_tokens, device=token.device)
-                sure = sure.masked_fill(torch.isin(token, late), _DELAYED_SCORE)
-            score = sure.new_full(rows.shape, -torch.inf).masked_scatter(rows, sure)
-            place = _rank_by_confidence(score, rows, query_uniform(canvas.seeds, active, 2 * step + 1, rows))
-            keep = self.select(score, place, holes[active], step) & rows
-            z = scatter_tokens(z, active, keep, token[keep[rows]])
+        z, mask = init_tokens(denoiser, canvas), denoiser.vocab.mask_id
+        measure = resolve_option(self.measure, CONFIDENCE_MEASURES, "measure")
+        num_initial = host_mask(z, mask).sum(1)
+        num_masked, step = num_initial.copy(), 0
+        while len(active := np.flatnonzero(num_masked)):
+            ids, initial = to_device(active, z.device), num_initial[active]
+            now = z[ids]
+            indices = _masked_indices(now == mask, num_masked[active])
+            uniform, tie_break = (
+                seeded_uniform([canvas.seeds[b] for b in active], z.shape[1], 2 * step + draw).to(z.device)[indices]
+                for draw in (0, 1)
+            )
+            row_fn = DrawWithConfidence(DrawTokens(self.params, uniform, mask), measure, denoiser.normalized)
+            t = time_from_mask_ratio(
+                denoiser, torch.from_numpy(num_masked[active, None]), torch.from_numpy(initial[:, None])
+            )
+            values = denoiser(now, t.to(z.device), indices, row_fn=row_fn, sequence_ids=ids)
+            token, score = values[:, 0].long(), self._delay(values[:, 0].long(), values[:, 1])
+            dense = score.new_full(now.shape, -torch.inf).index_put(indices, score)
+            key = torch.full_like(dense, torch.inf).index_put(indices, -_round_and_break_ties(score, tie_break))
+            keep = self.select(dense, ranks(key), to_device(initial, z.device), step) & (now == mask)
+            z = z.index_copy(0, ids, torch.where(keep, now.index_put(indices, token), now))
+            counts = self.num_selected(num_masked[active], initial, step)
+            num_masked[active] -= keep.sum(1).cpu().numpy() if counts is None else counts
             step += 1
             yield z
+
+    def _delay(self, tokens: Tensor, score: Tensor) -> Tensor:
+        """The scores, those of delayed tokens being below all others."""
+        if not self.delayed_tokens:
+            return score
+        return score.masked_fill(
+            torch.isin(tokens, torch.tensor(self.delayed_tokens, device=tokens.device)), _DELAYED_SCORE
+        )
 
 
 @dataclass(frozen=True)
 class Confidence(ConfidenceSampler):
-    """The surest positions first, an equal share of a row's holes at each step.
-
-    `measure` says by what: "probability", "margin" or "entropy".
-    """
+    """The most confident positions first, an equal share of a sequence's masked positions at each step."""
 
     steps: int = 128
+    """The number of steps; more are better and slower."""
     measure: _AnyConfidenceMeasure | str = Probability()
+    """What confidence is: "probability", "margin" or "entropy"."""
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
+    """Ids of tokens that are written last."""
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
         object.__setattr__(self, "measure", resolve_option(self.measure, CONFIDENCE_MEASURES, "measure"))
 
-    @property
-    def confidence_measure(self) -> _AnyConfidenceMeasure:
-        assert not isinstance(self.measure, str)
-        return self.measure
-
     def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
         return rank < tokens_per_step(num_initial, self.steps, step)[:, None]
+
+    def num_selected(self, num_masked: IntArray, num_initial: IntArray, step: int) -> IntArray:
+        return np.minimum(tokens_per_step(num_initial, self.steps, step), num_masked)
 
 
 @dataclass(frozen=True)
 class Threshold(ConfidenceSampler):
-    """Parallel decoding: everything that is surer than a threshold, and always the surest."""
+    """Parallel decoding: all tokens whose probability reaches a threshold, and always the most probable one."""
 
     threshold: float = 0.9
+    """The probability from which on a token is written together with others."""
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
+    """Ids of tokens that are written last."""
 
     def __post_init__(self) -> None:
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold!r}")
-
-    @property
-    def confidence_measure(self) -> Probability:
-        return Probability()
 
     def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
         return (score >= self.threshold) | (rank == 0)
@@ -179,54 +196,53 @@ class Threshold(ConfidenceSampler):
 
 @dataclass(frozen=True)
 class Factor(ConfidenceSampler):
-    """Parallel decoding: the n surest, as long as the n-th has a probability of at least 1 - factor/(n + 1).
+    """Parallel decoding: the n most probable tokens, as long as the n-th has a probability >= 1 - factor/(n + 1).
 
-    Then what is most probable place by place is most probable together, for a factor of at most 1.
+    For a factor of at most 1, the tokens that are most probable one by one are then most probable together.
     """
 
     factor: float = 1.0
+    """The larger, the more tokens are written at once."""
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
+    """Ids of tokens that are written last."""
 
     def __post_init__(self) -> None:
         if not is_number(self.factor) or not self.factor >= 0:
             raise ValueError(f"the factor must be 0 or above; got {self.factor!r}")
 
-    @property
-    def confidence_measure(self) -> Probability:
-        return Probability()
-
     def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
-        where = rank.argsort(1)
-        sure = score.gather(1, where)
-        number = torch.arange(1, score.shape[1] + 1, device=score.device)
-        enough = sure >= 1 - self.factor / (number + 1)
+        order = rank.argsort(1)
+        n = torch.arange(1, score.shape[1] + 1, device=score.device)
+        enough = score.gather(1, order) >= 1 - self.factor / (n + 1)
         enough[:, 0] = True
-        return torch.zeros_like(enough).scatter(1, where, enough.cumprod(1).bool())
+        return torch.zeros_like(enough).scatter(1, order, enough.cumprod(1).bool())
 
 
 @dataclass(frozen=True)
 class EntropyBounded(ConfidenceSampler):
-    """As many of the least open positions as keep sum(entropies) - max(entropy) within `bound` nats.
+    """As many positions of lowest entropy as keep sum(entropies) - max(entropy) within a bound.
 
     That difference bounds the mutual information that is lost by drawing them independently.
     """
 
     entropy_bound: float = 0.1
+    """The bound, in nats."""
     params: SamplingParams = SamplingParams()
+    """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
+    """Ids of tokens that are written last."""
+
+    measure = Entropy()
 
     def __post_init__(self) -> None:
         if not is_number(self.entropy_bound) or not self.entropy_bound >= 0:
             raise ValueError(f"the bound on the entropy must be 0 or above; got {self.entropy_bound!r}")
 
-    @property
-    def confidence_measure(self) -> Entropy:
-        return Entropy()
-
     def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
-        where = rank.argsort(1)
-        nats = (-score).gather(1, where)
+        order = rank.argsort(1)
+        nats = (-score).gather(1, order)
         within = (nats.cumsum(1) - nats.cummax(1).values <= self.entropy_bound) & (nats < -_DELAYED_SCORE)
         within[:, 0] = True
-        return torch.zeros_like(within).scatter(1, where, within)
+        return torch.zeros_like(within).scatter(1, order, within)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed
-from unmask.diffusion.process import LeftToRight
 from unmask.sampling.base import Sampler
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
@@ -96,7 +95,7 @@ def sample_windows(
     A row in which a sampler that stops (`Blockwise`) has written its `stop` is filled with it to its end.
     """
     denoiser.vocab.validate(canvas.tokens)
-    mask, stop = denoiser.vocab.mask_id, getattr(sampler, "eos_id", None)
+    mask, stop = denoiser.vocab.mask_id, sampler.eos_token
     z = canvas.tokens.long().clone()
     given = z != mask
     holes = _masked_runs((~given[0]).tolist())  # of rows that are looked at in a way of their own, they are alike
@@ -137,10 +136,10 @@ def sample_ragged(
     fit the model or the sampler has windows of its own, and through windows around their holes otherwise.
     """
     z, longest = canvas.tokens.long().clone(), denoiser.max_length
-    ahead = not isinstance(denoiser.process, LeftToRight)
+    ahead = not denoiser.process.is_left_to_right
     for first, last, hidden, rows in _group_by_mask(z == denoiser.vocab.mask_id, valid):
         text = Canvas(z[rows, first:last], tuple(canvas.seeds[row] for row in rows.tolist()))
-        if longest is None or last - first <= longest or hasattr(sampler, "stride"):
+        if longest is None or last - first <= longest or sampler.any_length:
             whole = _holes_in_window(_masked_runs(hidden), slice(0, last - first))
             steps = sampler.run(window_guidance(denoiser, text.tokens, whole), text)
         else:

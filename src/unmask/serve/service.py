@@ -14,7 +14,8 @@ from unmask.diffusion.categorical import SamplingParams
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.model import LanguageModel
-from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Blockwise, ReMDM, Sampler, UniformAncestral
+from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Sampler
+from unmask.sampling.factory import default_sampler, make_sampler
 from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve.examples import example_templates
 from unmask.serve.limits import Limits
@@ -201,7 +202,7 @@ class Service:
             vocab_size=self.model.vocab.size,
             max_length=self.max_length,
             samplers=self.sampler_names(),
-            default_sampler=_sampler_name(self.model.default_sampler(1)),
+            default_sampler=_sampler_name(default_sampler(self.model.denoiser, 1)),
             examples=example_templates(self.codec.tokenizer, max_tokens),
             limits=asdict(self.limits),
         )
@@ -231,8 +232,8 @@ class Service:
         if request.sampler in self.samplers:
             given = params if request.model_fields_set & {"temperature", "top_k", "top_p"} else None
             return _with_options(self.samplers[request.sampler], steps=request.steps, params=given)
-        return self.model.make_sampler(
-            request.sampler, steps, params, block_size=request.block_size, cache=request.cache
+        return make_sampler(
+            self.model.denoiser, request.sampler, steps, params, block_size=request.block_size, cache=request.cache
         )
 
     async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:
@@ -265,7 +266,7 @@ class Service:
 
 def may_remask(sampler: Sampler) -> bool:
     """Whether the sampler may change a token that it has generated."""
-    return isinstance(sampler.sampler if isinstance(sampler, Blockwise) else sampler, ReMDM | UniformAncestral)
+    return sampler.may_remask
 
 
 def _sampler_name(sampler: Sampler) -> str:
