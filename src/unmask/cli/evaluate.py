@@ -188,7 +188,7 @@ def eval_samples(
         specs: dict[str, SamplerSpec] = {}
         for name, count in product(samplers, steps):
             sampler = make_sampler(lm, name, count, SamplingParams(temperature, top_k, top_p))
-            specs.setdefault(repr(sampler), SamplerSpec(name(sampler), sampler))
+            specs.setdefault(repr(sampler), SamplerSpec(name, sampler.steps, sampler))
         reference = None if reference_model is None else CausalReferenceModel.load(reference_model)
         with progress("evaluating", len(specs), "samplers", quiet=as_json or not is_main) as report:
             for number, spec in enumerate(specs.values(), start=1):
