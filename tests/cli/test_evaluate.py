@@ -132,7 +132,7 @@ def test_a_mistyped_set_is_told_before_anything_is_measured(
     (tmp_path / "one.txt").write_text(TEXT)
     done = command("eval", alphabet, str(tmp_path / "one.txt"), "lambda")
     assert (done.code, done.out) == (2, "")
-    assert "the sets are ptb" in done.err
+    assert "the datasets are ptb" in done.err
 
 
 def test_judge_without_a_judge(folder: str, command: Callable[..., Any]) -> None:

@@ -155,14 +155,14 @@ def test_long_rows_and_lines(tmp_path: Path) -> None:
             "ptb:tests",
             "ptb.txt",
             "a",
-            r"^a text set is named ptb\[:test\|:validation\]\[:raw\]; got 'ptb:tests'$",
+            r"^a dataset is named ptb\[:test\|:validation\]\[:raw\]; got 'ptb:tests'$",
         ),
-        ("ptb:raw:test", "ptb.txt", "a", r"^a text set is named ptb"),
+        ("ptb:raw:test", "ptb.txt", "a", r"^a dataset is named ptb"),
         (
             "ptbb",
             "ptb.txt",
             "a",
-            r"^'ptbb' is neither a file or folder nor a text set; the sets are ptb, wiki",
+            r"^'ptbb' is neither a file or folder nor a dataset; the datasets are ptb, wiki",
         ),
         (
             "ptb:validation",
@@ -227,7 +227,7 @@ def test_text_that_is_not_utf8_and_a_folder_that_is_none(tmp_path: Path) -> None
         fetched_texts("ptb", tmp_path)
     with pytest.raises(ValueError, match=r"lambada\.jsonl is not UTF-8: byte 0xff"):
         fetched_texts("lambada", tmp_path)
-    with pytest.raises(ValueError, match=r"ptb\.txt is not a folder; text sets were to be found in it$"):
+    with pytest.raises(ValueError, match=r"ptb\.txt is not a folder with datasets$"):
         resolve_dataset("ptb", tmp_path, tmp_path / "sets/ptb.txt")
 
 

@@ -169,7 +169,7 @@ def test_a_pickle_is_not_opened(folder: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(ValueError, match=r"is no judge that can be read: .*safetensors"):
+    with pytest.raises(ValueError, match=r"cannot be loaded as a reference model: .*safetensors"):
         CausalReferenceModel.load(folder)
     assert not TRAP.exists()
 
@@ -180,7 +180,7 @@ def test_code_in_the_folder_is_not_run(folder: Path, tmp_path: Path, monkeypatch
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.C"}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is no judge that can be read"):
+    with pytest.raises(ValueError, match="cannot be loaded as a reference model"):
         CausalReferenceModel.load(folder)
     assert not TRAP.exists()
 
@@ -197,7 +197,7 @@ def test_weights_that_are_absent_are_not_made_up(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["transformer.h.1.mlp.c_fc.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks weights that its config asks for: .*c_fc.weight"):
+    with pytest.raises(ValueError, match=r"lacks weights that its config requires: .*c_fc.weight"):
         CausalReferenceModel.load(folder)
 
 
@@ -257,7 +257,7 @@ def test_where_a_judge_is_found(tmp_path: Path) -> None:
     assert locate("someone/model", None) == ("someone/model", None)
     assert locate("someone/model-GGUF", "c.gguf") == ("someone/model-GGUF", "c.gguf")
     for bad in (one / "config.json", one / "absent.gguf"):
-        with pytest.raises(ValueError, match="is no model; a judge is"):
+        with pytest.raises(ValueError, match="is not a model; a reference model is"):
             locate(bad, None)
 
 

@@ -172,7 +172,7 @@ def test_without_a_judge_texts_are_not_needed() -> None:
 def test_what_cannot_be_measured_is_told() -> None:
     with pytest.raises(ValueError, match="no samples to measure"):
         measured([])
-    with pytest.raises(ValueError, match="no text has a token that the judge could predict"):
+    with pytest.raises(ValueError, match="no text has a token that the reference model can predict"):
         measured(["", "a"], Letters())
     with pytest.raises(ValueError, match="got 1 texts of 2 samples"):
         sample_metrics(["a"], [[1], [2]], Letters(), sampler="x", seconds=1.0, nfe=1)

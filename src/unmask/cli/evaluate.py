@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,7 +177,7 @@ def eval_samples(
     """
     from unmask.cli.progress import progress
     from unmask.diffusion.categorical import SamplingParams
-    from unmask.evaluation.evaluate import SamplerSpec, evaluate_samples, metrics_to_json
+    from unmask.evaluation.evaluate import SamplerSpec, evaluate_samples
     from unmask.evaluation.reference_model import CausalReferenceModel
 
     if not samplers or not steps:
@@ -196,7 +197,8 @@ def eval_samples(
                 report(number)
         digest = model_fingerprint(model)
     data = {} if reference is None else {"reference_model": f"sha256:{reference.digest()}"}
-    if is_main and not write_results({"sample_evals": metrics_to_json(metrics)}, seed, data, digest, out, as_json):
+    results = {"sample_evals": [asdict(each) for each in metrics]}
+    if is_main and not write_results(results, seed, data, digest, out, as_json):
         _print_sample_metrics(metrics)
 
 

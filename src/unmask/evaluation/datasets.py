@@ -1,18 +1,17 @@
-"""The text sets on which models are compared without having seen them: a name becomes a file to prepare.
+"""Datasets for zero-shot evaluation: a name becomes a file to prepare.
 
-    NAME[:SPLIT][:raw]     a set of `DATASETS`; SPLIT is `test` (if not given) or `validation`;
+    NAME[:SPLIT][:raw]     a dataset of `DATASETS`; SPLIT is `test` (if not given) or `validation`;
                            `raw` leaves the text as it is distributed
-    a prepared corpus      its held-out part, or all of it if nothing is held out
+    a prepared corpus      its validation split, or all of it if nothing was held out
     anything else          a source as `unmask.data.readers.Sources` takes it, such as a path
 
-`resolve_dataset` writes a set's documents as JSON lines and says how to prepare them. A row of a set is a document:
+`resolve_dataset` writes the documents as JSON lines and returns how to prepare them. A row of a dataset is a document:
 a line of PTB, WikiText and LM1B, a passage of LAMBADA, an article of AG News, a paper.
 
-The zero-shot perplexities of the MDLM paper are per token, of the detokenised text, and by its code of the
-splits that `published_split` names. Two things differ here. An empty row (a third of WikiText's) is no
-document, where the published code still counts its separator: half a per cent of the tokens. And the paper's
-LAMBADA is OpenAI's version (cased, untokenised), which the hub has; the original files are in lower-case
-tokens, so a figure from them is another figure.
+The zero-shot perplexities of the MDLM paper are per token of the detokenized text, on the splits in
+`published_split`. Two things differ here. An empty row (a third of WikiText's) is not a document, while the published
+code still counts its separator: half a percent of the tokens. And the paper's LAMBADA is OpenAI's version (cased, not
+tokenized), as on the hub; the original files are lower-case tokens, so their perplexity is not comparable.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "reso
 
 _TEST, _VALIDATION = "test", "validation"
 _PARQUET_REVISION = "refs/convert/parquet"
-"""The hub's own branch of sets whose main branch is a script, which `datasets` no longer runs."""
+"""The hub's branch for datasets whose main branch is a script, which `datasets` no longer runs."""
 
 _NAME_PATTERN = re.compile(rf"(?P<known>\w+)(?::(?P<split>{_TEST}|{_VALIDATION}))?(?P<raw>:raw)?")
 _SPLIT_FILE_NAMES = {_TEST: ("test",), _VALIDATION: ("valid", "validation", "val")}
@@ -44,37 +43,42 @@ _TABLE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 @dataclass(frozen=True)
 class EvalDataset:
-    """Where a set is found, and how its rows become documents."""
+    """Where a dataset is found, and how its rows become documents."""
 
     hub_id: str
+    """Its id on the hub."""
     config: str | None
+    """Its configuration on the hub."""
     folder_names: tuple[str, ...]
-    """Names under which files are looked for, the best first."""
+    """Names of local files or folders, the preferred one first."""
     columns: ColumnOptions = (("text",),)
+    """The columns of the text, alternatives in order of preference."""
     row_transform: Callable[[str], str] = str
-    """A row of a file to a row as the hub has it."""
+    """Turns a row of a local file into a row as on the hub."""
     detokenize: Callable[[str], str] = str
+    """Turns a row of tokens into plain text."""
     published_split: str = _VALIDATION
-    """The split that the published zero-shot evaluation reads."""
+    """The split of the published zero-shot evaluation."""
     per_word: bool = False
-    """Those who train on the set give perplexity per word, the end of each line being one; zero-shot figures
-    are per token."""
+    """Whether models that were trained on the dataset report perplexity per word, each end of a line being one."""
     suffixes: tuple[str, ...] = (".txt", ".tokens", ".raw", *_TABLE_SUFFIXES)
+    """Suffixes of local files."""
     file_patterns: tuple[str, ...] = ()
-    """Other file names of the test split."""
+    """Other names of local files of the test split."""
     revision: str | None = None
+    """The branch or commit on the hub."""
 
     def find_files(self, split: str, folder: Path) -> list[Path]:
-        """The files of a split: of the first pattern that is there, all that match it."""
+        """The files of a split: all that match the first pattern that any file matches."""
         if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder; text sets were to be found in it")
+            raise ValueError(f"{folder} is not a folder with datasets")
         for name in self.folder_names:
             stems = self._file_stems(name, split)
             patterns = [f"{stem}{suffix}" for stem in stems for suffix in self.suffixes]
             for pattern in [*patterns, *self._extra_patterns(name, split)]:
-                found = sorted(path for path in folder.glob(pattern) if path.is_file())
-                if found:
-                    return found
+                files = sorted(path for path in folder.glob(pattern) if path.is_file())
+                if files:
+                    return files
         first, *others = self.folder_names
         stems = self._file_stems(first, split)
         raise ValueError(
@@ -178,25 +182,25 @@ MDLM_ZERO_SHOT = tuple(
     f"{name}:{DATASETS[name].published_split}"
     for name in ("ptb", "wikitext", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 )
-"""The seven sets of the paper's zero-shot table, with the splits that its code reads."""
+"""The seven datasets of the paper's zero-shot table, with the splits that its code reads."""
 
 
 @dataclass(frozen=True)
 class ResolvedDataset:
-    """A source for `prepare`, with the options it needs, and what is known of it."""
+    """A dataset as a source for `prepare`."""
 
     name: str
     source: str
     source_config: SourceConfig
     origin: str
-    """The files or the data set of the hub that it was made from."""
+    """The files, or the dataset on the hub, that it was made from."""
     fingerprint: str
-    """With an equal identity, the text is equal. Of a known set, the SHA-256 of its rows before any change,
-    each with a newline: for files of lines what `sha256sum` says of them together."""
+    """Equal for equal texts. For a named dataset, the SHA-256 of its unchanged rows, each with a newline: for text
+    files, what `sha256sum` computes of all of them together."""
     per_word: bool = False
     num_words: int | None = None
-    """Of a known set before detokenising, the end of each row (empty ones too) counted as a word: nats per
-    word are nats / words, however the text is cut into tokens."""
+    """The words of a named dataset before detokenization; the end of each row (also of an empty one) counts as a word.
+    Nats per word are nats / words, whatever the tokenizer."""
 
 
 def resolve_dataset(
@@ -205,38 +209,38 @@ def resolve_dataset(
     folder: Path | None = None,
     source_config: SourceConfig = SourceConfig(),  # noqa: B008
 ) -> ResolvedDataset:
-    """The text called `name`; of a known set the documents are written into the folder `scratch`.
+    """The dataset called `name`; the documents of a named dataset are written to the folder `scratch`.
 
-    A known set is looked for in `folder`, or, if there is none, loaded from the hub. `options` are for
-    sources that are not known sets. Memory does not grow with the set.
+    A named dataset is read from local files in `folder`, or from the hub without one. `source_config` is for sources
+    that are not named datasets. Memory does not grow with the dataset.
     """
     known = name.split(":")[0]
     if known not in DATASETS:
         return _resolve_source(name, source_config)
     match = _NAME_PATTERN.fullmatch(name)
     if match is None:
-        raise ValueError(f"a text set is named {known}[:{_TEST}|:{_VALIDATION}][:raw]; got {name!r}")
-    text_set, split = DATASETS[known], match["split"] or _TEST
-    detokenizer = str if match["raw"] else text_set.detokenize
-    origin, texts = _dataset_rows(text_set, split, folder)
+        raise ValueError(f"a dataset is named {known}[:{_TEST}|:{_VALIDATION}][:raw]; got {name!r}")
+    dataset, split = DATASETS[known], match["split"] or _TEST
+    detokenizer = str if match["raw"] else dataset.detokenize
+    origin, texts = _dataset_rows(dataset, split, folder)
     scratch.mkdir(parents=True, exist_ok=True)
     file = scratch / f"{name.replace(':', '-')}.jsonl"
-    words, sha256 = _write_documents(texts, lambda row: detokenizer(text_set.row_transform(row)), file)
+    words, sha256 = _write_documents(texts, lambda row: detokenizer(dataset.row_transform(row)), file)
     if not file.stat().st_size:
         raise ValueError(f"{origin} holds no text")
-    return ResolvedDataset(name, str(file), SourceConfig(), origin, f"sha256:{sha256}", text_set.per_word, words)
+    return ResolvedDataset(name, str(file), SourceConfig(), origin, f"sha256:{sha256}", dataset.per_word, words)
 
 
 def _resolve_source(name: str, source_config: SourceConfig) -> ResolvedDataset:
     if name != STDLIB_SOURCE and not name.startswith(HUB_PREFIX) and not Path(name).exists():
-        raise ValueError(f"{name!r} is neither a file or folder nor a text set; the sets are {', '.join(DATASETS)}")
+        raise ValueError(f"{name!r} is neither a file or folder nor a dataset; the datasets are {', '.join(DATASETS)}")
     if is_corpus(name):
         return ResolvedDataset(name, name, source_config, name, f"sha256:{Corpus.open(name, verify=False).digest}")
     return ResolvedDataset(name, name, source_config, name, Sources([name]).fingerprints[name])
 
 
 def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
-    """Where a split is, and the text of each of its rows."""
+    """The origin of a split, and the text of each of its rows."""
     if folder is not None:
         files = dataset.find_files(split, folder)
         return ", ".join(map(str, files)), chain.from_iterable(map(dataset.read_rows, files))
@@ -246,7 +250,7 @@ def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tupl
 
 
 def _write_documents(texts: Iterable[str], document: Callable[[str], str], file: Path) -> tuple[int, str]:
-    """Write the documents of rows as JSON lines; the number of words and the SHA-256 of the rows."""
+    """Write the documents of rows as JSON lines; returns the number of words and the SHA-256 of the rows."""
     words, digest = 0, hashlib.sha256()
     with file.open("w", encoding="utf-8") as out:
         for row in texts:

@@ -1,12 +1,11 @@
 """Spaced tokens back to plain text, by the rules of the published zero-shot evaluations (SEDD, MDLM).
 
-A perplexity depends on the text that is scored, so these rules are kept as they are, with their flaws: none
-is a full inverse of its tokenizer, and the order of the rules is part of them. Each rule passes over the text
-once, from left to right. What the rules leave out, a text keeps: case, `<unk>` (but for PTB), ` n't` (but for
-PTB), and the `` and '' of the original LAMBADA files.
+A perplexity depends on the text that is scored, so the rules are kept as published, with their flaws: none fully
+inverts its tokenizer, and their order matters. Each rule passes over the text once, from left to right. The rules do
+not change case, `<unk>` (except for PTB), ` n't` (except for PTB), and the `` and '' of the original LAMBADA files.
 
-One published rule for WikiText is not here: it was meant to join `' 90`, but its pattern also asks for two
-slashes, and no text has them.
+One published rule for WikiText is left out: it was meant to join `' 90`, but its pattern also requires two slashes,
+which no text has.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _Rule: TypeAlias = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 @dataclass(frozen=True)
 class _Detokenizer:
-    """Rules (pattern, replacement), carried out one after the other."""
+    """Rules (pattern, replacement), applied one after the other."""
 
     rules: tuple[_Rule, ...]
 
@@ -36,7 +35,7 @@ def _literal(old: str, new: str) -> _Rule:
 
 
 def _strip_inside(opening: str, closing: str) -> _Rule:
-    """Nothing blank inside of a pair, which ends at the first closing mark."""
+    """Remove white space inside a pair, which ends at the first closing mark."""
     inner = f"[^{re.escape(closing)}]"
     # A * before a lazy group and another after it would try every division of a long run of spaces.
     pattern = re.compile(f"{re.escape(opening)}({inner}*){re.escape(closing)}")
@@ -44,14 +43,14 @@ def _strip_inside(opening: str, closing: str) -> _Rule:
 
 
 def _unpad_inside(opening: str, closing: str) -> _Rule:
-    """`( a )` to `(a)`: one space on both sides, and no such mark between them."""
+    """`( a )` to `(a)`: one space on both sides, and no other such mark between them."""
     inner = f"[^{re.escape(opening + closing)}]"
     pattern = re.compile(f"{re.escape(opening)} ({inner}+) {re.escape(closing)}")
     return pattern, lambda match: f"{opening}{match[1]}{closing}"
 
 
 def _attach_left(mark: str) -> _Rule:
-    """No space before a mark between two spaces."""
+    """Remove the space before a mark between two spaces."""
     return _literal(f" {mark} ", f"{mark} ")
 
 

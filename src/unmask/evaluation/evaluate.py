@@ -1,10 +1,9 @@
-"""What a model is worth: its bound on given texts, and what it writes by itself."""
+"""Evaluation of a language model: its bound on corpora and datasets, and metrics of its samples."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from unmask.sampling import Sampler
 from unmask.types import ProgressFn
 
 EVAL_BATCH_SIZE = 2 * TIME_BINS
-"""Rows of text in a network call: of their times, which are spread evenly, each cell then gets two."""
+"""Windows in a network call: their times are stratified, so that every bin of the time gets two."""
 
 
 def evaluate_corpus(
@@ -33,7 +32,7 @@ def evaluate_corpus(
     config: EvalConfig = EvalConfig(),  # noqa: B008
     progress: ProgressFn | None = None,
 ) -> Score:
-    """The bound on -log p of a corpus, with its error; `report` is told the rows done so far."""
+    """The bound on -log p of a split of a corpus; `progress` is called with the number of windows scored so far."""
     if corpus.tokenizer.digest != (lm.tokenizer.digest if lm.tokenizer is not None else None):
         raise ValueError(f"{corpus.folder} was prepared with another tokenizer than the model's")
     text = corpus.splits[split]
@@ -44,28 +43,28 @@ def evaluate_corpus(
 
 
 def _window_text_stats(tokenizer: Tokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
-    """The size of the rows that are scored; of some of them only, what their tokens stand for is counted."""
+    """Bytes, characters and words of the windows that are scored: of all of them, or of those that are selected."""
     if tokenizer is None or windows is None or windows >= loader.num_sequential_rows:
         return text.text_stats
-    size = TextStats()
+    stats = TextStats()
     for start, stop in np.stack(loader.sequential_spans(0, windows, num_windows=windows), 1).tolist():
         ids = text.read(start, stop)
         last = text.document_ends[
             np.searchsorted(text.document_ends, start, "right") : np.searchsorted(text.document_ends, stop, "right")
         ]
-        last = last - 1 - start  # where documents end, with a separator that is no text
+        last = last - 1 - start  # documents end with a separator, which is not text
         kept = np.delete(ids, last[ids[last] == tokenizer.eos_id])
-        size += TextStats.from_text(tokenizer.decode(kept.tolist()), is_last=False)
-    return size
+        stats += TextStats.from_text(tokenizer.decode(kept.tolist()), is_last=False)
+    return stats
 
 
 def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path) -> Corpus:
-    """The text in the model's tokens, in a folder of its own in `scratch`; a prepared corpus as it is."""
+    """The dataset as a corpus in the model's tokens, below `scratch`; a prepared corpus is opened as it is."""
     if lm.tokenizer is None:
-        raise ValueError("this model has no tokenizer, so text cannot be measured with it")
+        raise ValueError("this model has no tokenizer, so it cannot be evaluated on text")
     if is_corpus(dataset.source):
         corpus = Corpus.open(dataset.source, verify=False)
-        corpus.verify(_eval_split(corpus).record.name)  # which may be a small part of it
+        corpus.verify(_eval_split(corpus).record.name)  # not all of it, which may be large
         return corpus
     scratch.mkdir(parents=True, exist_ok=True)
     tokenizer = scratch / "tokenizer.json"
@@ -75,20 +74,20 @@ def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path)
 
 
 def eval_layout(lm: LanguageModel, corpus: Corpus, per_document: bool) -> RowLayout:
-    """Rows as long as the model takes them: windows of running text, or a document each."""
+    """Rows of the model's maximum length: windows of running text, or one document each."""
     longest = lm.denoiser.max_length
     if longest is None:
-        raise ValueError("this model has no longest length; measure it on a corpus with a layout of its own")
+        raise ValueError("this model has no maximum length; use evaluate_corpus with a layout of its own")
     return PerDocument(longest) if per_document else Wrapped(min(longest, _eval_split(corpus).num_tokens))
 
 
 def _eval_split(corpus: Corpus) -> Split:
-    """What was held out, if anything was; else all of it."""
+    """The validation split, or the training split if nothing was held out."""
     return corpus.splits.get("valid", corpus.splits["train"])
 
 
 def num_windows(corpus: Corpus, layout: RowLayout, config: EvalConfig) -> int:
-    """How many rows will be passed over, as far as is known before."""
+    """The number of windows to score, over all replicates that are certain."""
     rows = Loader(_eval_split(corpus), layout, EVAL_BATCH_SIZE).num_sequential_rows
     return (rows if config.windows is None else min(rows, config.windows)) * config.replicates
 
@@ -101,7 +100,7 @@ def evaluate_dataset(
     config: EvalConfig = EvalConfig(),  # noqa: B008
     progress: ProgressFn | None = None,
 ) -> Score:
-    """The bound on a text; of a known set, words are counted as they stood before detokenising."""
+    """The bound on a dataset; words of a named dataset are counted before detokenization."""
     split = _eval_split(corpus)
     score = evaluate_corpus(lm, corpus, split.record.name, eval_layout(lm, corpus, per_document), config, progress)
     if dataset.num_words is None or score.text_stats is None:
@@ -112,7 +111,7 @@ def evaluate_dataset(
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler under its name, and its number of steps if it has one."""
+    """A sampler, its name, and its number of steps if it has one."""
 
     name: str
     steps: int | None
@@ -127,7 +126,7 @@ def evaluate_samples(
     seed: int,
     reference_model: ReferenceModel | None,
 ) -> SampleMetrics:
-    """Let the sampler write `n` texts, by the clock, and measure them."""
+    """Generate `n` texts with the sampler, take the time, and measure them."""
     started = time.perf_counter()
     samples = lm.sample(n, length, sampler=spec.sampler, seed=seed)
     seconds = time.perf_counter() - started
@@ -140,8 +139,3 @@ def evaluate_samples(
         seconds=seconds,
         nfe=samples.nfe,
     )
-
-
-def metrics_to_json(metrics: Sequence[SampleMetrics]) -> list[dict[str, object]]:
-    """For JSON."""
-    return [asdict(measured) for measured in metrics]

@@ -1,7 +1,7 @@
-"""What generated texts are worth: a judge's perplexity of them, and how varied their tokens are.
+"""Metrics of generated texts: perplexity under a reference model, and diversity of tokens.
 
-Neither half means much alone. A sampler that repeats itself pleases every judge, and random tokens are as
-varied as can be: perplexities may be compared between sets of samples of equal length and like entropy only.
+Neither means much alone. Repetitive text has a low perplexity under any reference model, and random tokens are as
+diverse as possible: compare perplexities only between samples of equal length and similar entropy.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 from unmask.evaluation.reference_model import ReferenceModel
 
 _REPETITION_NGRAM = 4
-"""The length of the n-grams that `repetition` looks for."""
+"""The n of the n-grams of `repetition`."""
 
 _TokenSequences = Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(frozen=True)
 class SampleMetrics:
-    """All that was measured of one set of samples; None where it cannot be told, or was not asked for.
+    """The metrics of one set of samples; None where one is undefined or was not requested.
 
-    `tokens` are the model's own, `scored_tokens` the judge's. An error is the standard error over samples,
-    and so covers the choice of samples, not of the model or the judge.
+    `tokens` are the model's, `scored_tokens` the reference model's. Errors are standard errors over samples: they
+    cover the choice of samples, not that of the model or the reference model.
     """
 
     sampler: str
@@ -61,12 +61,12 @@ def sample_metrics(
     nfe: int,
     steps: int | None = None,
 ) -> SampleMetrics:
-    """Measure samples, given as texts (which only a judge reads) and as rows of token ids.
+    """Measure samples, given as texts (for the reference model) and as sequences of token ids.
 
     perplexity = exp(total nats / total predicted tokens); its error is the delta method's.
     """
     if len(sequences) == 0:
-        raise ValueError("there are no samples to measure; at least one is needed")
+        raise ValueError("there are no samples to measure; give at least one")
     entropy, entropy_error = _unigram_entropy(sequences)
     return SampleMetrics(
         sampler=sampler,
@@ -102,16 +102,16 @@ def _unigram_entropy(sequences: _TokenSequences) -> tuple[float, float | None]:
 def _distinct_ngrams(sequences: _TokenSequences, n: int) -> float | None:
     """Different n-grams / n-grams, over all samples; None if no sample has n tokens.
 
-    It falls as samples become more or longer: compare sets of one size only.
+    It falls with the number and length of the samples: compare sets of the same size only.
     """
     ngrams = [ngram for row in sequences for ngram in _ngrams(row, n)]
     return len(set(ngrams)) / len(ngrams) if ngrams else None
 
 
 def _repetition(sequences: _TokenSequences) -> float | None:
-    """The mean over samples of 1 - different 4-grams / 4-grams: the share that was there before (seq-rep-4).
+    """The mean over samples of 1 - different 4-grams / 4-grams: the share of repeated 4-grams (seq-rep-4).
 
-    Samples of fewer than four tokens are left out; None if all are.
+    Samples of fewer than four tokens are skipped; None if all are.
     """
     samples = [ngrams for row in sequences if (ngrams := _ngrams(row, _REPETITION_NGRAM))]
     shares = [1 - len(set(ngrams)) / len(ngrams) for ngrams in samples]
@@ -125,7 +125,7 @@ def _nats_per_token(scored: Sequence[tuple[float, int]]) -> tuple[float, float |
     """
     scored = [(nats, tokens) for nats, tokens in scored if tokens > 0]
     if not scored:
-        raise ValueError("no text has a token that the judge could predict; longer texts are needed")
+        raise ValueError("no text has a token that the reference model can predict; give longer texts")
     total = sum(tokens for _, tokens in scored)
     ratio = sum(nats for nats, _ in scored) / total
     if len(scored) == 1:
@@ -136,14 +136,16 @@ def _nats_per_token(scored: Sequence[tuple[float, int]]) -> tuple[float, float |
 
 def _reference_metrics(reference_model: ReferenceModel, texts: Sequence[str], num_samples: int) -> dict[str, Any]:
     if len(texts) != num_samples:
-        raise ValueError(f"a judge needs the text of each sample; got {len(texts)} texts of {num_samples} samples")
-    judged = reference_model.nll(texts)
-    ratio, error = _nats_per_token(judged)
+        raise ValueError(
+            f"the reference model needs the text of each sample; got {len(texts)} texts of {num_samples} samples"
+        )
+    scored = reference_model.nll(texts)
+    ratio, error = _nats_per_token(scored)
     perplexity = math.exp(ratio)
     return {
         "reference_model": reference_model.name,
-        "scored_texts": sum(tokens > 0 for _, tokens in judged),
-        "scored_tokens": sum(tokens for _, tokens in judged),
+        "scored_texts": sum(tokens > 0 for _, tokens in scored),
+        "scored_tokens": sum(tokens for _, tokens in scored),
         "nats_per_token": ratio,
         "nats_per_token_error": error,
         "perplexity": perplexity,

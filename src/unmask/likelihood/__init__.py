@@ -1,1 +1,1 @@
-"""Estimates of likelihood bounds, with their standard errors."""
+"""Bounds on -log p of texts and corpora, with standard errors; exact for autoregressive models."""

@@ -88,7 +88,9 @@ class _CorpusScorer:
         progress: ProgressFn | None,
     ) -> None:
         if not estimator.is_exact and config.replicates < 2:
-            raise ValueError(f"replicates must be at least 2, so that an error can be told; got {config.replicates}")
+            raise ValueError(
+                f"replicates must be at least 2, so that there is a standard error; got {config.replicates}"
+            )
         self.estimator, self.loader, self.config = estimator, loader, config
         self.distributed, self.progress = distributed, progress
         available = loader.num_sequential_rows

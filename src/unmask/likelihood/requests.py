@@ -76,7 +76,7 @@ class ScoreConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.draws, int) or not 2 * _NUM_REPLICATES <= self.draws <= _MAX_DRAWS:
             raise ValueError(
-                f"draws must be at least {2 * _NUM_REPLICATES}, so that an error can be told, and at most"
+                f"draws must be at least {2 * _NUM_REPLICATES}, so that there is a standard error, and at most"
                 f" {_MAX_DRAWS:,}; got {self.draws!r}"
             )
         validate_precision(self.precision)

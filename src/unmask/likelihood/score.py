@@ -1,4 +1,4 @@
-"""A bound on -log p and the units that people know it in."""
+"""A bound on -log p, in the usual units."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from dataclasses import dataclass, field
 from unmask.data.corpus import TextStats
 
 TIME_BINS = 20
-"""Equal parts of the time from t = 0 to 1 by which nats are told apart."""
+"""Equal bins of the time from t = 0 to 1 in which nats are reported."""
 
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """Nats of some text, and of each of its parts; `standard_error` is of `nats_per_token`.
-
-    `nats` is an unbiased estimate of an upper bound on -log p (exact, with no error, for an
-    autoregressive model). `size` is None where there was no text but ids. `cells` are the nats that came
-    from each of the TIME_BINS equal parts of the time, if the model has a time. `token_nats`, known where a
-    single text was scored, are each token's share of the nats.
-    """
+    """The nats of one or more texts. Standard errors come from the draws of times and noise."""
 
     nats: float
+    """An unbiased estimate of an upper bound on -log p; for an autoregressive model, -log p itself."""
     variance: float
+    """The variance of `nats`."""
     tokens: int
+    """The number of tokens that were scored."""
     text_stats: TextStats | None = None
+    """Bytes, characters and words of the text; None if ids were scored."""
     nats_by_bin: tuple[float, ...] = ()
+    """The nats from each of TIME_BINS bins of the time; empty if the model has no time."""
     variance_by_bin: tuple[float, ...] = ()
+    """The variance of each of `nats_by_bin`."""
     per_text: tuple[Score, ...] = field(default=(), repr=False)
+    """The score of each text, if there are several."""
     token_nats: tuple[float, ...] = field(default=(), repr=False)
+    """The nats of each token, if they were asked for."""
 
     def __repr__(self) -> str:
         parts = [f"{self.nats_per_token:.4g} ± {self.standard_error:.2g} nats/token"]
@@ -45,7 +47,7 @@ class Score:
 
     @property
     def standard_error(self) -> float:
-        """Of `nats_per_token`, from the draws of times and masks."""
+        """The standard error of `nats_per_token`."""
         return math.sqrt(self.variance) / self.tokens
 
     @property
@@ -65,12 +67,12 @@ class Score:
 
     @property
     def word_perplexity(self) -> float:
-        """exp(nats / words), an end of line counted as a word."""
+        """exp(nats / words), where the end of a line counts as a word."""
         return math.exp(min(700.0, self.nats / self._required_text_stats.words))
 
     @property
     def by_time(self) -> tuple[float, ...]:
-        """Nats per token from each part of the time, from t = 0 to 1; they sum to `nats_per_token`."""
+        """Nats per token from each bin of the time, from t = 0 to 1; they sum to `nats_per_token`."""
         return tuple(nats / self.tokens for nats in self.nats_by_bin)
 
     @property
@@ -79,9 +81,9 @@ class Score:
         return tuple(math.sqrt(variance) / self.tokens for variance in self.variance_by_bin)
 
     def to_dict(self) -> dict[str, object]:
-        """All of it under the names that programs read; errors are in the unit of what they follow."""
+        """Plain data for JSON; every error has the unit of the number before it."""
         relative = self.standard_error / self.nats_per_token if self.nats else 0.0
-        found: dict[str, object] = {
+        metrics: dict[str, object] = {
             "tokens": self.tokens,
             "nats_per_token": self.nats_per_token,
             "standard_error": self.standard_error,
@@ -89,7 +91,7 @@ class Score:
             "perplexity_error": self.perplexity * self.standard_error,
         }
         if self.text_stats is not None:
-            found |= {
+            metrics |= {
                 "bytes": self.text_stats.bytes,
                 "characters": self.text_stats.characters,
                 "words": self.text_stats.words,
@@ -101,13 +103,13 @@ class Score:
                 "word_perplexity_error": self.word_perplexity * math.sqrt(self.variance) / self.text_stats.words,
             }
         if self.nats_by_bin:
-            found |= {"by_time": self.by_time, "by_time_error": self.by_time_error}
-        return found
+            metrics |= {"by_time": self.by_time, "by_time_error": self.by_time_error}
+        return metrics
 
     @property
     def _required_text_stats(self) -> TextStats:
         if self.text_stats is None:
-            raise ValueError("bits per byte, bits per character and nats per word need text; ids were scored")
+            raise ValueError("bits per byte, bits per character and word perplexity need text, but ids were scored")
         return self.text_stats
 
 

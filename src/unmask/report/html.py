@@ -1,7 +1,7 @@
-"""The page: one HTML file that asks nobody for anything.
+"""The report as one HTML file that loads nothing from elsewhere.
 
-All text that comes from data passes `escape`; a content security policy lets the page's own script run
-and nothing else, should that ever fail.
+All text from data passes through `escape`. Should that ever fail, a content security policy allows the page's own
+script only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unmask.training.logger import format_duration
 
 
 def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
-    """The whole document."""
+    """The HTML document."""
     script = files(__package__).joinpath("page.js").read_text(encoding="utf-8")
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8") + palette_css()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -50,7 +50,7 @@ def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
 <body>
 <main>
 {body}
-<footer>Every figure of this page is in report.json beside it; the drawings are there as PNG, too.</footer>
+<footer>All numbers of this page are in report.json, and all plots are PNG files beside it.</footer>
 </main>
 <script>{script}</script>
 </body>
@@ -93,13 +93,13 @@ def _headline_section(data: ReportData) -> str:
         ("Steps skipped", f"{data.curves.num_skipped:,}", ""),
     ]
     held_out = data.validation
-    note = "No text was held out, so there is no likelihood to tell."
+    note = "No text was held out, so there is no likelihood."
     if held_out is not None:
         note = (
             f"On {held_out['tokens']:,} held-out tokens."
             " ± is the standard error from the draws of times and masks, given this text."
         )
-        if not held_out.get("by_time"):  # a likelihood that is not spread over times is no estimate
+        if not held_out.get("by_time"):  # without times there is no noise: the likelihood is exact
             note = f"On {held_out['tokens']:,} held-out tokens; exact, as the model is autoregressive."
     return _section(
         "figures",
@@ -129,16 +129,16 @@ def _validation_section(data: ReportData, plots: Mapping[str, Plot]) -> str:
     shown = [plots[name] for name in ("by-time", "steps") if name in plots]
     reasons = []
     if "by-time" not in plots and data.validation is not None:
-        reasons.append("The model has no time, so there is nothing to tell apart by it.")
+        reasons.append("The model has no time, so there are no nats by time.")
     if data.why_no_step_bounds is not None:
         reasons.append(data.why_no_step_bounds)
     notes = "".join(f'<p class="note">{escape(reason)}</p>' for reason in reasons)
-    return _section("likelihood", "Where the nats are, and what steps cost", notes + _figures(shown, "figures"))
+    return _section("likelihood", "Nats by time, and the cost of fewer steps", notes + _figures(shown, "figures"))
 
 
 def _sample_evals_section(plots: Mapping[str, Plot]) -> str:
     shown = [each for name, each in plots.items() if name.startswith("samples-")]
-    return _section("sample_evals", "Samples, judged", _figures(shown, "figures")) if shown else ""
+    return _section("sample_evals", "Evaluated samples", _figures(shown, "figures")) if shown else ""
 
 
 def _figures(plots: Sequence[Plot], kind: str) -> str:
@@ -180,8 +180,8 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 def _flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
     """Nested settings as lines: training.optimizer is AdamW, training.optimizer.lr is 0.001, ..."""
     if isinstance(value, dict):
-        own = [(path or "kind", str(value["kind"]))] if "kind" in value else []
-        return own + [
+        kind = [(path or "kind", str(value["kind"]))] if "kind" in value else []
+        return kind + [
             line for key, item in value.items() if key != "kind" for line in _flatten(item, f"{path}.{key}".lstrip("."))
         ]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Which figures a report has, and what each shows."""
+"""The plots of a report."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _BLUE, _ORANGE, _RED = PALETTE[0], PALETTE[1], PALETTE[4]
 
 
 def make_plots(data: ReportData) -> dict[str, Plot]:
-    """Every figure for which there are numbers, by name."""
+    """Every plot for which there is data, by name."""
     curves, held_out = data.curves, data.validation or {}
-    drawings: list[Plot] = []
+    plots: list[Plot] = []
     if curves.step or curves.valid_step:
-        drawings.append(_loss_plot(curves, data.curriculum_end_step))
+        plots.append(_loss_plot(curves, data.curriculum_end_step))
     if curves.step:
-        drawings += _training_plots(curves)
+        plots += _training_plots(curves)
     if held_out.get("by_time"):
-        drawings.append(_time_plot(held_out["by_time"], held_out["by_time_error"]))
+        plots.append(_time_plot(held_out["by_time"], held_out["by_time_error"]))
     if data.step_bounds:
-        drawings.append(_step_bounds_plot(data.step_bounds))
+        plots.append(_step_bounds_plot(data.step_bounds))
     if data.sample_evals:
-        drawings += _sample_eval_plots(data.sample_evals)
-    return {each.name: each for each in drawings}
+        plots += _sample_eval_plots(data.sample_evals)
+    return {plot.name: plot for plot in plots}
 
 
 def _loss_plot(curves: Curves, curriculum_end_step: int | None) -> Plot:
@@ -64,7 +64,7 @@ def _loss_plot(curves: Curves, curriculum_end_step: int | None) -> Plot:
         "loss",
         "Loss: each logged step (faint) and its running mean; held-out text with standard errors."
         + (
-            f" Up to step {curriculum_end_step:,} a curriculum hides other shares of text than the bound does."
+            f" Up to step {curriculum_end_step:,} a curriculum masks other shares of the text than the bound does."
             if curriculum_end_step
             else ""
         ),
@@ -77,7 +77,7 @@ def _loss_plot(curves: Curves, curriculum_end_step: int | None) -> Plot:
 
 
 def _training_plots(curves: Curves) -> list[Plot]:
-    """The three things to look at when a loss curve looks wrong."""
+    """What to look at when the loss curve looks wrong."""
     panels = (
         ("lr_factor", "Learning rate, as a factor of its peak", "factor", curves.lr_factor),
         ("grad_norm", "Norm of the gradient, before clipping", "gradient norm", curves.grad_norm),
@@ -102,20 +102,20 @@ def _training_plots(curves: Curves) -> list[Plot]:
 
 
 def _time_plot(nats: Sequence[float], errors: Sequence[float]) -> Plot:
-    cells = len(nats)
-    middles = [(cell + 0.5) / cells for cell in range(cells)]
+    bins = len(nats)
+    middles = [(bin_index + 0.5) / bins for bin_index in range(bins)]
 
     def draw(axes: Axes) -> None:
-        axes.bar(middles, nats, width=0.84 / cells, color=_BLUE)
+        axes.bar(middles, nats, width=0.84 / bins, color=_BLUE)
         axes.errorbar(middles, nats, errors, fmt="none", ecolor=INK_COLOR, elinewidth=1, alpha=0.65)
         axes.set(xlabel="t, from all visible (0) to all masked (1)", ylabel="nats per token", xlim=(0, 1))
         axes.grid(visible=False, axis="x")
 
-    top = max(range(cells), key=lambda cell: nats[cell])
-    edges = [f"{cell / cells:.2f} to {(cell + 1) / cells:.2f}" for cell in range(cells)]
+    top = max(range(bins), key=lambda bin_index: nats[bin_index])
+    edges = [f"{bin_index / bins:.2f} to {(bin_index + 1) / bins:.2f}" for bin_index in range(bins)]
     return render_plot(
         "by-time",
-        f"What each part of the time contributes; the bars sum to the bound, {sum(nats):.3f} nats per token.",
+        f"Nats from each bin of the time; the bars sum to the bound, {sum(nats):.3f} nats per token.",
         f"Bars over t from 0 to 1; the highest, {nats[top]:.3f} nats, is at t = {edges[top]}.",
         draw,
         ("t", "nats per token", "standard error"),
@@ -157,19 +157,19 @@ _Point = tuple[str, float, float, float | None]
 
 
 def _sample_eval_plots(evals: Sequence[SampleEval]) -> list[Plot]:
-    """Three views of the same samples; the first has the numbers of all."""
-    quality = [(j.sampler, j.steps, j.perplexity, j.perplexity_error) for j in evals]
-    entropy = [(j.sampler, j.steps, j.entropy, j.entropy_error) for j in evals]
-    cost = [(j.sampler, j.seconds, j.perplexity, j.perplexity_error) for j in evals if j.seconds > 0]
-    names = ", ".join(dict.fromkeys(j.reference_model for j in evals if j.reference_model)) or "another model"
+    """Three plots of the same samples; the first has the table of all numbers."""
+    quality = [(e.sampler, e.steps, e.perplexity, e.perplexity_error) for e in evals]
+    entropy = [(e.sampler, e.steps, e.entropy, e.entropy_error) for e in evals]
+    cost = [(e.sampler, e.seconds, e.perplexity, e.perplexity_error) for e in evals if e.seconds > 0]
+    names = ", ".join(dict.fromkeys(e.reference_model for e in evals if e.reference_model)) or "another model"
     columns = ("sampler", "steps", "perplexity", "error", "entropy", "error", "seconds")
     table = [
-        (j.sampler, j.steps, j.perplexity, j.perplexity_error, j.entropy, j.entropy_error, j.seconds) for j in evals
+        (e.sampler, e.steps, e.perplexity, e.perplexity_error, e.entropy, e.entropy_error, e.seconds) for e in evals
     ]
     views: list[tuple[str, str, str, str, list[_Point]]] = [
         (
             "samples-perplexity",
-            f"Perplexity of samples, as {names} judges it.",
+            f"Perplexity of samples under {names}.",
             "steps",
             "perplexity",
             quality,
@@ -194,8 +194,8 @@ def _sample_eval_plots(evals: Sequence[SampleEval]) -> list[Plot]:
 def _plot_samplers(x: str, y: str, points: Sequence[_Point], axes: Axes) -> None:
     """A line for each sampler."""
     for number, name in enumerate(dict.fromkeys(point[0] for point in points)):
-        own = sorted((point for point in points if point[0] == name), key=lambda point: point[1])
-        xs, ys, errors = zip(*[(at, value, error or 0.0) for _, at, value, error in own], strict=True)
+        line = sorted((point for point in points if point[0] == name), key=lambda point: point[1])
+        xs, ys, errors = zip(*[(at, value, error or 0.0) for _, at, value, error in line], strict=True)
         axes.errorbar(xs, ys, errors, color=PALETTE[number % len(PALETTE)], label=name, **ERRORBAR_STYLE)
     axes.set(xlabel=x, ylabel=y)
     log2_axis(axes, [point[1] for point in points])

@@ -1,7 +1,7 @@
-"""One way to draw: a figure as SVG for the page and as PNG for elsewhere, in one style.
+"""Plots in one style, as SVG for the page and as PNG files.
 
-In the SVG, ink is `currentColor` and the ground is transparent, so that it takes on the page's colours,
-light or dark. The PNG is dark on white. Series have mid-tones that stand out from both.
+In the SVG, lines and text are `currentColor` on a transparent background, so that it follows the page's light or dark
+colours. The PNG is dark on white. Series have mid-tones, which are visible on both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure by its name, its caption, what it shows in words, and its numbers as a table."""
+    """A plot with its caption, a description of what it shows, and its data as a table."""
 
     name: str
     caption: str
@@ -63,7 +63,7 @@ class Plot:
 
 
 def require_matplotlib() -> None:
-    """Say so at once if nothing can be drawn."""
+    """Raise an error if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -79,7 +79,7 @@ def render_plot(
     table: Sequence[tuple[_Cell, ...]] = (),
     size: tuple[float, float] = _LARGE_FIGSIZE,
 ) -> Plot:
-    """What `draw` puts on the axes, under a name that is also the PNG's."""
+    """The plot that `draw` makes on the axes; `name` is also that of its PNG file."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -90,13 +90,13 @@ def render_plot(
         draw(axes)
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, facecolor="white")
-        figure.set_layout_engine("none")  # everything has its place now
+        figure.set_layout_engine("none")  # the layout is computed
         figure.savefig(svg, format="svg", transparent=True, metadata=_NO_METADATA)
     return Plot(name, caption, alt, _inline_svg(svg.getvalue(), name), png.getvalue(), columns, tuple(table))
 
 
 def nan_gaps(values: Sequence[float | None]) -> list[float]:
-    """For lines: a hole where there is no number."""
+    """Values for a line, which has a gap where there is none."""
     return [math.nan if value is None else value for value in values]
 
 
@@ -119,7 +119,7 @@ def log_axis(axes: Axes) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.yaxis.set_minor_locator(NullLocator())
-    if high / low < 10:  # hardly logarithmic: evenly spaced numbers say more
+    if high / low < 10:  # less than a decade: evenly spaced ticks are easier to read
         axes.yaxis.set_major_locator(MaxNLocator(6))
     else:
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
@@ -127,7 +127,7 @@ def log_axis(axes: Axes) -> None:
 
 
 def _inline_svg(svg: str, name: str) -> str:
-    """The SVG as a part of a page: its own ids, the page's ink and fonts, no prologue."""
+    """The SVG as part of a page: unique ids, the page's colours and fonts, no prologue."""
     svg = svg[svg.index("<svg") :]
     svg = _SVG_REFERENCE.sub(rf"\g<1>{name}-", svg)
     svg = _SVG_FONT.sub(r"font: \1 system-ui, sans-serif", svg)

@@ -1,4 +1,4 @@
-"""What a run's folder says of itself without its model: settings, progress, curves, judged samples."""
+"""Curves and evaluated samples from the files of a run's folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Curves:
-    """Columns of `metrics.jsonl`: those of the steps, those of the evaluations, the steps not taken.
+    """The columns of `metrics.jsonl`: of logged steps, of evaluations, and of skipped steps.
 
-    A figure that was not finite is None.
+    A value that was not finite is None.
     """
 
     step: tuple[int, ...]
@@ -35,12 +35,12 @@ class Curves:
 
     @property
     def tokens_seen(self) -> int:
-        """Up to the last line."""
+        """Tokens up to the last logged step."""
         return self.tokens[-1] if self.tokens else 0
 
     @property
     def seconds(self) -> float | None:
-        """The time spent in steps: of each line, the tokens since the line before over their speed."""
+        """The time in training: for each line, the tokens since the previous line over tokens per second."""
         parts = zip(itertools.pairwise((0, *self.tokens)), self.tokens_per_second, strict=True)
         return sum((now - before) / speed for (before, now), speed in parts if speed) or None
 
@@ -71,15 +71,15 @@ class SampleEval:
 
 
 def read_curves(run: Path) -> Curves:
-    """`metrics.jsonl`; lines that are damaged, or still being written, are left out."""
+    """`metrics.jsonl`; lines that are damaged or incomplete are skipped."""
     path = run / _METRICS_FILE
     lines = (
         [_parse_metrics_line(text) for text in path.read_text("utf-8", "replace").split("\n")] if path.exists() else []
     )
-    found = [line for line in lines if line is not None]
-    bad = [line for line in found if "skipped_batch" in line]
-    steps = [line for line in found if "tokens_per_second" in line]
-    evaluations = [line for line in found if _finite_or_none(line.get("valid_nats_per_token")) is not None]
+    records = [line for line in lines if line is not None]
+    skipped = [line for line in records if "skipped_batch" in line]
+    steps = [line for line in records if "tokens_per_second" in line]
+    evaluations = [line for line in records if _finite_or_none(line.get("valid_nats_per_token")) is not None]
     last = steps[-1] if steps else {}
 
     def column(name: str) -> tuple[float | None, ...]:
@@ -96,19 +96,19 @@ def read_curves(run: Path) -> Curves:
         valid_step=tuple(line["step"] for line in evaluations),
         valid_nats=tuple(line["valid_nats_per_token"] for line in evaluations),
         valid_error=tuple(_finite_or_none(line.get("valid_standard_error")) or 0.0 for line in evaluations),
-        skipped_steps=tuple(line["step"] for line in bad),
+        skipped_steps=tuple(line["step"] for line in skipped),
     )
 
 
 def read_sample_evals(run: Path) -> tuple[SampleEval, ...]:
     """All that `unmask eval-samples` left in `sample_evals*.json` files of the run or of a folder in it."""
     paths = sorted([*run.glob("sample_evals*.json"), *run.glob("*/sample_evals*.json")])
-    return tuple(judged for path in paths for judged in _parse_sample_evals(path))
+    return tuple(result for path in paths for result in _parse_sample_evals(path))
 
 
 def _parse_sample_evals(path: Path) -> list[SampleEval]:
-    whole = read_json(path)
-    entries = whole.get("sample_evals") if isinstance(whole, dict) else None
+    content = read_json(path)
+    entries = content.get("sample_evals") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path} must hold what `unmask eval-samples` writes: a list of measured samplers")
     return [_parse_sample_eval(entry, path) for entry in entries if entry.get("perplexity") is not None]
@@ -138,6 +138,6 @@ def _parse_metrics_line(text: str) -> dict[str, Any] | None:
 
 
 def _finite_or_none(value: Any) -> float | None:
-    """A number that can be drawn, or None; words such as 'nan' are what a bad step logs."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+    """A finite number, or None: a skipped step logs words such as 'nan'."""
+    is_finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_finite else None

@@ -1,4 +1,4 @@
-"""The part of the page that shows samples, each token in the colour of the step that wrote it."""
+"""The section of samples, each token coloured by the step that unmasked it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from unmask.report.samples import RevealedSample, RevealedToken
 
 _NUM_SHADES = 24
 _COLORMAP_RANGE = (0.12, 0.97)
-"""The part of the colour map that is used: its darkest end is hard to tell from a dark page."""
+"""The part of the colour map that is used: its darkest end is hard to see on a dark page."""
 
 
 def _palette() -> list[str]:
-    """Colours from the first step to the last, perceptually even (viridis)."""
+    """Colours from the first step to the last, perceptually uniform (viridis)."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -25,7 +25,7 @@ def _palette() -> list[str]:
 
 
 def palette_css() -> str:
-    """A class for each colour, with the text in black or white, whichever is read more easily on it."""
+    """A CSS class for each colour, with black or white text, whichever has more contrast."""
     shades = _palette()
     rules = [
         f".k{shade} {{ background: {color}; color: {'#000' if _luminance(color) > 0.18 else '#fff'}; }}"
@@ -35,12 +35,12 @@ def palette_css() -> str:
 
 
 def samples_section(samples: Sequence[RevealedSample], sampler: str) -> str:
-    """The samples, with a slider over the steps that appears where scripts run."""
+    """The samples, with a slider over the steps that is shown if scripts run."""
     last = max((sample.steps for sample in samples), default=0)
     texts = "".join(map(_sample_html, samples))
     return f"""<section aria-labelledby="samples"><h2 id="samples">Samples</h2>
-<p class="note">Drawn with {escape(sampler)}. A step is a call of the network; the colour of a token says when
-it got its final value.</p>
+<p class="note">Generated with {escape(sampler)}. A step is a network call; the colour of a token shows the step
+that set its final value.</p>
 <div class="legend"><span>first step</span><i></i><span>last step</span></div>
 <div class="scrubber" hidden><button type="button">Play</button>
 <input type="range" min="0" max="{last}" value="{last}" aria-label="step of the sampler">
@@ -49,7 +49,7 @@ it got its final value.</p>
 
 
 def _sample_html(sample: RevealedSample) -> str:
-    tokens = "".join(_token_html(piece, sample.steps) for piece in sample.tokens)
+    tokens = "".join(_token_html(token, sample.steps) for token in sample.tokens)
     caption = f"Seed {sample.seed}: {len(sample.tokens):,} tokens in {sample.steps:,} steps."
     return f'<figure class="sample"><pre class="text">{tokens}</pre><figcaption>{caption}</figcaption></figure>'
 

@@ -1,4 +1,4 @@
-"""Samples with the order in which their tokens were revealed."""
+"""Samples, and the step in which each of their tokens was unmasked."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from unmask.sampling.trace import Trace, record_trace
 from unmask.types import Tokens
 
 _MAX_SAMPLE_TOKENS = 512
-"""A longer sample than this is more than anybody looks at."""
+"""Longer samples are not useful on a page."""
 
 
 @dataclass(frozen=True)
 class RevealedToken:
-    """A token's share of the text, and the step that wrote it.
-
-    `earlier`: what stood there before, as (step, text), if it was written more than once.
-    """
+    """A token of a sample."""
 
     text: str
     step: int
+    """The step that set its final value."""
     earlier: tuple[tuple[int, str], ...] = ()
+    """Earlier values as (step, text), if it was set more than once."""
 
 
 @dataclass(frozen=True)
 class RevealedSample:
-    """A text in pieces; it was finished after `steps` calls of the network."""
+    """A sample of `steps` network calls, token by token."""
 
     tokens: tuple[RevealedToken, ...]
     steps: int
@@ -39,8 +38,8 @@ class RevealedSample:
 
     @property
     def text(self) -> str:
-        """All pieces together."""
-        return "".join(piece.text for piece in self.tokens)
+        """The text of all tokens."""
+        return "".join(token.text for token in self.tokens)
 
 
 def generate_samples(
@@ -51,10 +50,7 @@ def generate_samples(
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[RevealedSample]:
-    """`count` texts from the plain sampler of the model's process, traced; row i has the seed `seed` + i.
-
-    `report` is told the steps so far.
-    """
+    """`n` texts from the model's default sampler; text i has the seed `seed` + i. `progress` counts the steps."""
     length = min(_MAX_SAMPLE_TOKENS, lm.denoiser.max_length or _MAX_SAMPLE_TOKENS)
     check_memory(n, length, length, lm.denoiser.backbone.lm_head.weight.shape[-1])
     canvas = Canvas(blank_canvas(n, length, lm.vocab.mask_id), tuple(range(seed, seed + n)))
@@ -77,10 +73,10 @@ def _with_progress(frames: Iterator[Tokens], progress: Callable[[int], None] | N
 
 def _revealed_tokens(trace: Trace, sequence: int, tokenizer: Tokenizer, mask_id: int) -> list[RevealedToken]:
     texts = token_texts(tokenizer.decode, trace.tokens[sequence].tolist())
-    found = []
+    tokens = []
     for position, (text, step) in enumerate(zip(texts, trace.written_step[sequence].tolist(), strict=True)):
         before = trace.history(sequence, position)[:-1]
         earlier = [(k, "" if id_ == mask_id else tokenizer.decode([id_])) for k, id_ in before]
-        # A hole that was filled once needs no history: it was a hole before.
-        found.append(RevealedToken(text, step, tuple(earlier) if len(earlier) > 1 else ()))
-    return found
+        # A token that was set once has no history: it was masked before.
+        tokens.append(RevealedToken(text, step, tuple(earlier) if len(earlier) > 1 else ()))
+    return tokens
