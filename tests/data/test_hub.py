@@ -68,7 +68,7 @@ def test_a_model_that_is_not_to_be_had_is_told_at_once(nobody: None, tmp_path: P
         unmask.load("org/name")
     (tmp_path / "mine").mkdir()
     for name in ("runs/uni", "mine/model"):
-        with pytest.raises(ValueError, match=f"^there is no folder {name} here"):
+        with pytest.raises(ValueError, match=rf"^there is no folder {name} \("):
             unmask.load(name)
 
 

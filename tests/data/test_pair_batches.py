@@ -208,5 +208,5 @@ def test_what_cannot_be_read_as_pairs_is_refused(tmp_path: Path) -> None:
 
 def test_the_layout_is_json() -> None:
     for layout in (PromptCompletionRows(), PromptCompletionRows(64, PadIgnored())):
-        assert from_json(PromptCompletionRows, to_json(layout)) == layout
+        assert from_json(RowLayout, to_json(layout)) == layout
     assert PromptCompletionRows().padding == PadWithEos()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 from unmask.data.tokenizers import Tokenizer, get_tokenizer
-from unmask.data.tokenizers.tokenizer import _BPE_EOS_TOKEN
+from unmask.data.tokenizers.backends import BPE_EOS_TOKEN
 from unmask.data.tokenizers.unknown_stats import UnknownStats
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
@@ -150,7 +150,7 @@ def test_bpe_loses_nothing(text: str) -> None:
 
 
 def test_a_word_is_remembered_only_if_it_is_short_and_room_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.data.tokenizers.pretokenize._MAX_CACHED_WORDS", 5)
+    monkeypatch.setattr("unmask.data.tokenizers.fast_encoders._MAX_CACHED_WORDS", 5)
     tokenizer = Tokenizer(BPE.backend)
     for text in ["the quick brown fox jumps over it", "x" * 500, "the lazy dog", "x" * 500]:
         assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)
@@ -211,7 +211,7 @@ DROPS = Tokenizer(tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("
 def test_what_is_unknown_is_counted(tokenizer: Tokenizer, text: str, counts: dict[str, int], ambiguous: int) -> None:
     slow = UnknownStats(len(text))
     if not tokenizer._covers_all_text:
-        slow = tokenizer._unknown_stats([text], [tokenizer.backend.encode(text, add_special_tokens=False)])
+        slow = tokenizer._count_unknown([text], [tokenizer.backend.encode(text, add_special_tokens=False)])
     _, fast = tokenizer.encode_batch_with_stats(
         [text[:2], text[2:]] if tokenizer.vocab_size < 30 and " " not in text else [text]
     )
@@ -280,12 +280,12 @@ def test_counts_add_up() -> None:
 def test_text_cannot_fake_the_end_of_a_document(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json(), encoding="utf-8")
     for tokenizer in (BPE, Tokenizer.from_file(tmp_path / "tokenizer.json"), prefixed()):
-        assert tokenizer.eos_id == tokenizer.backend.token_to_id(_BPE_EOS_TOKEN) == 0
-        text = f"one{_BPE_EOS_TOKEN}two {_BPE_EOS_TOKEN}"
+        assert tokenizer.eos_id == tokenizer.backend.token_to_id(BPE_EOS_TOKEN) == 0
+        text = f"one{BPE_EOS_TOKEN}two {BPE_EOS_TOKEN}"
         for ids in (tokenizer.encode(text), tokenizer.encode_batch([text])[0].tolist()):
             assert tokenizer.eos_id not in ids
             assert tokenizer.decode(ids).strip() == text
-    assert BPE.decode([0]) == _BPE_EOS_TOKEN
+    assert BPE.decode([0]) == BPE_EOS_TOKEN
 
 
 def test_bpe_is_the_same_in_every_process() -> None:
@@ -368,9 +368,7 @@ def test_nothing_is_cut_padded_or_added() -> None:
     inner = tokenizers.Tokenizer.from_str(BPE.to_json())
     inner.enable_truncation(4)
     inner.enable_padding(length=100)
-    inner.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[(_BPE_EOS_TOKEN, 0)]
-    )
+    inner.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[(BPE_EOS_TOKEN, 0)])
     tokenizer = Tokenizer(inner)
     assert tokenizer.encode(PROSE) == tokenizer.encode_batch([PROSE])[0].tolist() == BPE.encode(PROSE)
 
@@ -395,10 +393,10 @@ def test_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("byte", r"^there is no tokenizer 'byte'; known are bytes, dna, .* \(did you mean 'bytes'\?\)$"),
+        ("byte", r"^there is no tokenizer 'byte'; known are bytes, dna, .* \(did you mean bytes\?\)$"),
         (
             "zzz",
-            r"^there is no tokenizer 'zzz'; known are bytes, dna, protein, text8, bpe:SIZE, hub:NAME ",
+            r"^there is no tokenizer 'zzz'; known are bytes, dna, protein, text8, bpe:SIZE, hub:NAME, ",
         ),
         ("no/such.json", r"^no/such\.json is not a tokenizer\.json that can be read: "),
     ],

@@ -15,7 +15,7 @@ from unmask.cli.signature import Option, Positional
 from unmask.registry import build, resolve
 
 if TYPE_CHECKING:
-    from unmask.data.tokenizers import Tokenizer
+    from unmask.data.tokenizers import BaseTokenizer
     from unmask.model import LanguageModel
 
 _T = TypeVar("_T")
@@ -74,11 +74,11 @@ def build_typed(name: str, base: type[_T]) -> _T:
     return build(name, base)
 
 
-def import_tokenizer(name: str) -> str | Tokenizer:
+def import_tokenizer(name: str) -> str | BaseTokenizer:
     """A tokenizer that is typed as package.module:name; any other name stays a name."""
-    from unmask.data.tokenizers import Tokenizer, is_external
+    from unmask.data.tokenizers import TOKENIZERS, is_external
 
-    return build_typed(name, Tokenizer) if is_external(name) else name
+    return build_typed(name, TOKENIZERS.base) if is_external(name) else name
 
 
 def model_fingerprint(folder: Path) -> dict[str, str]:

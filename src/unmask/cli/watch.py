@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from unmask.data.tokenizers import Tokenizer
+    from unmask.data.tokenizers import BaseTokenizer
     from unmask.model import Samples
 
 _MASK_GLYPH = "█"
@@ -107,11 +107,11 @@ def _common_prefix_length(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _token_separator(tokenizer: Tokenizer | None) -> str:
+def _token_separator(tokenizer: BaseTokenizer | None) -> str:
     """What stands between tokens in a text: nothing, or the space of tokenizers that know words only."""
     if tokenizer is None:
         return " "
-    for token in sorted(tokenizer.backend.get_vocab().values()):
+    for token in sorted(tokenizer.vocab.values()):
         word = tokenizer.decode([token])
         if word.isalnum():
             return " " if tokenizer.decode([token, token]) == f"{word} {word}" else ""

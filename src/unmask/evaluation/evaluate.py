@@ -10,7 +10,7 @@ import numpy as np
 
 from unmask.data.corpus import Corpus, PrepareConfig, Split, TextStats, is_corpus, prepare
 from unmask.data.loader import Loader, PerDocument, RowLayout, Wrapped
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.evaluation.datasets import ResolvedDataset
 from unmask.evaluation.reference_model import ReferenceModel
 from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
@@ -42,7 +42,7 @@ def evaluate_corpus(
         return score_corpus(lm.denoiser, lm.objective, loader, config, stats, lm.distributed, progress)
 
 
-def _window_text_stats(tokenizer: Tokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
+def _window_text_stats(tokenizer: BaseTokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
     """Bytes, characters and words of the windows that are scored: of all of them, or of those that are selected."""
     if tokenizer is None or windows is None or windows >= loader.num_sequential_rows:
         return text.text_stats

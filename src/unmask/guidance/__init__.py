@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unmask.data.tokenizers import Tokenizer
+    from unmask.data.tokenizers import BaseTokenizer
     from unmask.diffusion.denoiser import DenoiserLike
     from unmask.guidance.allowed_tokens import AllowedTokens as AllowedTokens
     from unmask.guidance.classifier import ClassifierFreeGuidance as ClassifierFreeGuidance
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unmask.guidance.regex.constraint import RegexConstraint as RegexConstraint
     from unmask.types import Tokens
 
-GuidanceFn: TypeAlias = "Callable[[DenoiserLike, Tokens, Tokenizer | None], DenoiserLike]"
+GuidanceFn: TypeAlias = "Callable[[DenoiserLike, Tokens, BaseTokenizer | None], DenoiserLike]"
 """A denoiser around another, for a canvas [B, L] and its tokenizer."""
 
 # Found when they are asked for: a process that only works out patterns does without torch.
@@ -53,7 +53,7 @@ class Guidance:
         if not 0 <= self.cfg_scale < float("inf"):
             raise ValueError(f"the scale of guidance must be 0 (none) or above; got {self.cfg_scale}")
 
-    def __call__(self, denoiser: DenoiserLike, tokens: Tokens, tokenizer: Tokenizer | None) -> DenoiserLike:
+    def __call__(self, denoiser: DenoiserLike, tokens: Tokens, tokenizer: BaseTokenizer | None) -> DenoiserLike:
         """Those that are asked for, the pattern last: nothing that others do makes a text not match."""
         from unmask.guidance.allowed_tokens import AllowedTokens
         from unmask.guidance.classifier import ClassifierFreeGuidance

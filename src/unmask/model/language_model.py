@@ -15,7 +15,7 @@ from torch import Tensor
 from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.data.corpus import TextStats
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.distributed import Distributed
 from unmask.guidance import AllowedTokens, Guidance, GuidanceFn
@@ -45,7 +45,7 @@ def _validate_count(n: int) -> int:
     return n
 
 
-def validate_tokenizer(tokenizer: Tokenizer | None, vocab: Vocab) -> None:
+def validate_tokenizer(tokenizer: BaseTokenizer | None, vocab: Vocab) -> None:
     """ValueError if the tokenizer has ids that the model does not have."""
     if tokenizer is not None and tokenizer.vocab_size > vocab.size:
         raise ValueError(
@@ -59,7 +59,7 @@ class LanguageModel:
     def __init__(
         self,
         denoiser: Denoiser,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: BaseTokenizer | None = None,
         distributed: Distributed = Distributed(),  # noqa: B008
     ) -> None:
         validate_tokenizer(tokenizer, denoiser.vocab)
@@ -80,7 +80,7 @@ class LanguageModel:
         return LanguageModel(self.denoiser.to(distributed.device), self.tokenizer, distributed)
 
     @classmethod
-    def from_config(cls, backbone: BackboneConfig, objective: Objective, tokenizer: Tokenizer) -> LanguageModel:
+    def from_config(cls, backbone: BackboneConfig, objective: Objective, tokenizer: BaseTokenizer) -> LanguageModel:
         """A model with random weights; the mask id follows the tokenizer's ids."""
         vocab = Vocab(size=tokenizer.vocab_size + 1, mask_id=tokenizer.vocab_size)
         return cls(ModelConfig(vocab, backbone, objective).build(), tokenizer)
@@ -185,7 +185,7 @@ class LanguageModel:
             template = torch.tensor(self._encode(template))
         if not isinstance(template, Tensor):
             if isinstance(template, str) and self.tokenizer is not None and self.parses_special_tokens:
-                spelled = self.tokenizer.backend.id_to_token(self.vocab.mask_id)
+                spelled = self.tokenizer.id_to_token(self.vocab.mask_id)
                 template = template.replace(spelled, "<mask>") if spelled else template  # as in [MASK]
             return encode_template(template, self._encode, self.vocab.mask_id)
         if template.numel() != template.shape[-1]:
@@ -378,7 +378,7 @@ class LanguageModel:
         if self.tokenizer is not None:
             ids = self.tokenizer.encode(text, parse_special_tokens=self.parses_special_tokens)
             if self.vocab.mask_id in ids:
-                spelled = self.tokenizer.backend.id_to_token(self.vocab.mask_id)
+                spelled = self.tokenizer.id_to_token(self.vocab.mask_id)
                 raise ValueError(
                     f"{text[:40]!r} spells the mask token {spelled}, which is written over; `infill` fills holes"
                 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.types import Tokens
 
 _MAX_SHOWN_TEXTS, _MAX_SHOWN_CHARS = 4, 60
@@ -23,7 +23,7 @@ class Samples:
     """Network calls (number of function evaluations)."""
     num_queries: int
     """Positions at which the output head was evaluated."""
-    tokenizer: Tokenizer | None
+    tokenizer: BaseTokenizer | None
     """What decodes the ids."""
     valid: Tensor | None = None
     """bool [n, L]: the positions of each text; None where all are, as texts of one length have no padding."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from unmask.backbones.dit import DiTConfig
 from unmask.backbones.hf import HFBackboneConfig
 from unmask.config import from_json, to_json
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from unmask.io.atomic import atomic_folder
 from unmask.io.checksums import sha256_of_file
 from unmask.io.locks import file_lock
@@ -34,7 +34,7 @@ from unmask.pretrained.formats.gguf import find_gguf_file, load_gguf
 from unmask.pretrained.formats.hf_tokenizer import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
-    load_tokenizer,
+    load_hf_tokenizer,
     make_tokenizer_config,
 )
 from unmask.pretrained.hub import resolve_hub
@@ -60,7 +60,7 @@ _MAX_TEXT_FILE_BYTES = 64 << 20
 
 def load(
     folder: str | os.PathLike[str],
-    tokenizer: Tokenizer | None = None,
+    tokenizer: BaseTokenizer | None = None,
     *,
     require_tokenizer: bool = False,
     allow_code: AllowCode = False,
@@ -96,7 +96,7 @@ def load(
     with torch.device("meta"):
         model_config, headers = _convert_state(config, read_meta_state_dict(path), path, allow_code)
     _check_tensors(_expected_shapes(model_config, headers, path), headers, path)
-    tokenizer = tokenizer or _find_tokenizer(path, model_config, from_hub=not Path(folder).exists())
+    tokenizer = tokenizer or _find_tokenizer(path, model_config, not Path(folder).exists(), allow_code)
     _check_has_tokenizer(require_tokenizer, tokenizer, path)
     validate_tokenizer(tokenizer, model_config.vocab)
     _verify_checksums(path, weight_files)
@@ -112,11 +112,11 @@ def load(
 def _load_transformers(
     path: Path,
     config: dict[str, Any],
-    tokenizer: Tokenizer | None,
+    tokenizer: BaseTokenizer | None,
     require_tokenizer: bool,
     weight_files: Mapping[str, str],
 ) -> LanguageModel:
-    folder_tokenizer = load_tokenizer(path)
+    folder_tokenizer = load_hf_tokenizer(path)
     used_tokenizer = tokenizer or folder_tokenizer[0]
     _check_has_tokenizer(require_tokenizer, used_tokenizer, path)
     hf.validate_config(config, read_meta_state_dict(path), used_tokenizer, str(path))
@@ -124,15 +124,15 @@ def _load_transformers(
     return hf.load(path, config, tokenizer, folder_tokenizer)
 
 
-def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool) -> Tokenizer | None:
+def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool, allow_code: AllowCode) -> BaseTokenizer | None:
     if (path / TOKENIZER_FILE).exists():
-        return Tokenizer.from_file(path / TOKENIZER_FILE)
+        return load_tokenizer(path / TOKENIZER_FILE, allow_code=allow_code)
     if from_hub and config.vocab.size == _GPT2_VOCAB_SIZE + 1:
         return Tokenizer.from_hub("gpt2")  # MDLM and BD3LM are published without their tokenizer
     return None
 
 
-def _check_has_tokenizer(required: bool, tokenizer: Tokenizer | None, path: Path) -> None:
+def _check_has_tokenizer(required: bool, tokenizer: BaseTokenizer | None, path: Path) -> None:
     if required and tokenizer is None:
         raise ValueError(
             f"the model {path.name} has no tokenizer.json, and a server reads and writes text:"
@@ -249,8 +249,9 @@ def _write_model(model: LanguageModel, folder: Path, upstream_format: bool) -> N
     save_file(weights, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
     if model.tokenizer is not None:
         (folder / TOKENIZER_FILE).write_text(model.tokenizer.to_json(), encoding="utf-8")
-        tokenizer_config = json.dumps(make_tokenizer_config(model.tokenizer, model.vocab), indent=2)
-        (folder / TOKENIZER_CONFIG_FILE).write_text(tokenizer_config + "\n", encoding="utf-8")
+        if isinstance(model.tokenizer, Tokenizer):  # others cannot be read by transformers
+            tokenizer_config = json.dumps(make_tokenizer_config(model.tokenizer, model.vocab), indent=2)
+            (folder / TOKENIZER_CONFIG_FILE).write_text(tokenizer_config + "\n", encoding="utf-8")
 
 
 def _export_own(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from tokenizers import models
 from unmask.backbones import BackboneConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.backbones.hf import HFBackboneConfig
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
 from unmask.model import LanguageModel
 from unmask.objectives.base import Objective
@@ -198,22 +198,24 @@ def _describe_backbone(backbone: BackboneConfig) -> str:
     return f"{backbone.parsed['model_type']} of the transformers library{opened}"
 
 
-def _describe_tokenizer(tokenizer: Tokenizer | None) -> str:
+def _describe_tokenizer(tokenizer: BaseTokenizer | None) -> str:
     if tokenizer is None:
         return "none: ids in, ids out"
     return f"{_token_unit(tokenizer)}, {tokenizer.vocab_size:,} tokens"
 
 
-def _token_unit(tokenizer: Tokenizer) -> str:
+def _token_unit(tokenizer: BaseTokenizer) -> str:
     """What its tokens are."""
     if tokenizer.digest == Tokenizer.bytes().digest:
         return "bytes"
     if tokenizer.digest == Tokenizer.dna().digest:
         return "DNA bases"
+    if not isinstance(tokenizer, Tokenizer):
+        return type(tokenizer).__name__
     inner = tokenizer.backend.model
     if not isinstance(inner, models.WordLevel):
         return type(inner).__name__
-    return "characters" if all(len(token) == 1 for token in tokenizer.backend.get_vocab()) else "words"
+    return "characters" if all(len(token) == 1 for token in tokenizer.vocab) else "words"
 
 
 def _usage_section(model: LanguageModel) -> str:
@@ -246,12 +248,12 @@ def _example_text(model: LanguageModel) -> str:
     if tokenizer is None:
         return "0 " if mask else "1 "
     usual = ["ACGT"] if _token_unit(tokenizer) == "DNA bases" else ["The ", "the "]
-    known = sorted(set(tokenizer.backend.get_vocab().values()) - {mask})
+    known = sorted(set(tokenizer.vocab.values()) - {mask})
     rare = (tokenizer.decode([i]) for i in known[:100])
     return next((text for text in chain(usual, rare) if _can_encode(text, tokenizer, model)), "...")
 
 
-def _can_encode(text: str, tokenizer: Tokenizer, model: LanguageModel) -> bool:
+def _can_encode(text: str, tokenizer: BaseTokenizer, model: LanguageModel) -> bool:
     try:
         length = len(tokenizer.encode(text))
     except ValueError:  # it has a character or word that the tokenizer does not know

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from unmask.data.tokenizers import Tokenizer, token_texts
+from unmask.data.tokenizers import BaseTokenizer, token_texts
 from unmask.hardware.memory import check_memory
 from unmask.model import LanguageModel
 from unmask.sampling.canvas import Canvas, blank_canvas
@@ -44,7 +44,7 @@ class RevealedSample:
 
 def generate_samples(
     lm: LanguageModel,
-    tokenizer: Tokenizer,
+    tokenizer: BaseTokenizer,
     n: int,
     steps: int,
     seed: int,
@@ -71,7 +71,7 @@ def _with_progress(frames: Iterator[Tokens], progress: Callable[[int], None] | N
         yield frame
 
 
-def _revealed_tokens(trace: Trace, sequence: int, tokenizer: Tokenizer, mask_id: int) -> list[RevealedToken]:
+def _revealed_tokens(trace: Trace, sequence: int, tokenizer: BaseTokenizer, mask_id: int) -> list[RevealedToken]:
     texts = token_texts(tokenizer.decode, trace.tokens[sequence].tolist())
     tokens = []
     for position, (text, step) in enumerate(zip(texts, trace.written_step[sequence].tolist(), strict=True)):

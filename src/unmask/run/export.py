@@ -39,7 +39,7 @@ def load_ema_model(
         raise ValueError(f"{folder} {why}")
     for problem in problems:
         warn(f"{problem}; the checkpoint of step {step} is used")
-    corpus = Corpus.open(run.corpus, verify=False)  # for its tokenizer only
+    corpus = Corpus.open(run.corpus, verify=False, allow_code=run.allow_code)  # for its tokenizer only
     if experiment.lora is None:  # the model that the run started from need not be there any more
         stored = read_json_object(run.model_config_file)
         denoiser = from_json(ModelConfig, stored, str(run.model_config_file), allow_code=allow_code).build()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from unmask.config import from_json
 from unmask.data.corpus import Corpus, ProgressFn, is_corpus, prepare, stale_reasons
-from unmask.data.tokenizers import Tokenizer, is_external
+from unmask.data.tokenizers import BaseTokenizer, get_tokenizer, is_external
 from unmask.experiment import Experiment
 from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.pretrained.state_dict import list_weight_files
-from unmask.registry import AllowCode, build
+from unmask.registry import kind_of
 from unmask.training.run_folder import RunFolder, diff_settings
 
 
@@ -24,18 +24,22 @@ def prepare_corpus(
     A folder of another experiment, or of the same on another text, is refused with what differs. Rank 0
     prepares; the others then read. The sources are read once to say what they are.
     """
-    corpus = _prepare_on_main(experiment, run, progress, init_model) if run.distributed.is_main else None
+    tokenizer = _make_tokenizer(experiment.tokenizer, run)
+    corpus = _prepare_on_main(experiment, run, tokenizer, progress, init_model) if run.distributed.is_main else None
     run.distributed.barrier()
-    return corpus or Corpus.open(run.corpus, verify=False)
+    return corpus or Corpus.open(run.corpus, verify=False, allow_code=run.allow_code)
 
 
 def _prepare_on_main(
-    experiment: Experiment, run: RunFolder, progress: ProgressFn | None, init_model: LanguageModel | None
+    experiment: Experiment,
+    run: RunFolder,
+    tokenizer: str | BaseTokenizer,
+    progress: ProgressFn | None,
+    init_model: LanguageModel | None,
 ) -> Corpus:
     stored = run.read_experiment()
     if stored is not None:
         _check_same_experiment(run, read_experiment(run), experiment)
-    tokenizer = _make_tokenizer(experiment.tokenizer, run.allow_code)
     if experiment.init_from is not None:
         tokenizer = str(run.tokenizer_file)
         if stored is None or not run.tokenizer_file.exists():
@@ -54,10 +58,14 @@ def _prepare_on_main(
     return corpus
 
 
-def _make_tokenizer(name: str, allow_code: AllowCode) -> str | Tokenizer:
-    """A tokenizer from outside the package, if it is allowed; any other name stays a name."""
-    allowed = allow_code is True or (allow_code is not False and name in allow_code)
-    return build(name, Tokenizer) if is_external(name) and allowed else name
+def _make_tokenizer(name: str, run: RunFolder) -> str | BaseTokenizer:
+    """A tokenizer from outside the package, whose class the run's corpus may then name; other names stay names."""
+    if not is_external(name):
+        return name
+    tokenizer = get_tokenizer(name, allow_code=run.allow_code)
+    if run.allow_code is not True:
+        run.allow_code = {*(run.allow_code or ()), kind_of(type(tokenizer))}
+    return tokenizer
 
 
 def _check_same_experiment(run: RunFolder, old: Experiment, new: Experiment) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.serve.schemas import ExampleTemplate
 
 _MAX_EXAMPLES = 4
@@ -55,7 +55,7 @@ _SUPERSEDED_BY = {"Letters": "Story", "Protein": "Story", "DNA": "Protein"}
 
 
 @lru_cache(maxsize=8)
-def example_templates(tokenizer: Tokenizer, max_tokens: int) -> list[ExampleTemplate]:
+def example_templates(tokenizer: BaseTokenizer, max_tokens: int) -> list[ExampleTemplate]:
     """At least one example of at most `max_tokens` tokens, the best fit first."""
     fits = {name: fit for name in _SAMPLES if (fit := _tokenizer_fit(tokenizer, name)) is not None}
     best = max((fit[0] for fit in fits.values()), default=0.0)
@@ -66,20 +66,20 @@ def example_templates(tokenizer: Tokenizer, max_tokens: int) -> list[ExampleTemp
     ]
 
 
-def _tokenizer_fit(tokenizer: Tokenizer, name: str) -> tuple[float, int] | None:
+def _tokenizer_fit(tokenizer: BaseTokenizer, name: str) -> tuple[float, int] | None:
     """Characters per token of a sample, and its number of distinct tokens; None if some are unknown."""
     text = "".join(piece for part in _SAMPLES[name] for piece in part)
     try:
         ids = tokenizer.encode(text)
     except ValueError:
         return None
-    unknown = getattr(tokenizer.backend.model, "unk_token", None)
-    if not ids or (unknown is not None and tokenizer.backend.token_to_id(unknown) in ids):
+    unknown = tokenizer.unk_token
+    if not ids or (unknown is not None and tokenizer.vocab.get(unknown) in ids):
         return None
     return round(len(text) / len(ids), 1), len(set(ids))
 
 
-def _sample_example(tokenizer: Tokenizer, name: str, max_tokens: int) -> ExampleTemplate:
+def _sample_example(tokenizer: BaseTokenizer, name: str, max_tokens: int) -> ExampleTemplate:
     """As many parts of a sample as fit, with holes as long as the text they replace; at least one hole."""
     template, text, room, parts = "", "", max_tokens, _SAMPLES[name]
     for part in parts:
@@ -95,7 +95,7 @@ def _sample_example(tokenizer: Tokenizer, name: str, max_tokens: int) -> Example
     return _single_hole_example(tokenizer, name, parts[0][0], max_tokens)
 
 
-def _single_hole_example(tokenizer: Tokenizer, name: str, text: str, max_tokens: int) -> ExampleTemplate:
+def _single_hole_example(tokenizer: BaseTokenizer, name: str, text: str, max_tokens: int) -> ExampleTemplate:
     """The beginning of a text and a hole after it, for very short sequences."""
     hole = max(1, min(16, max_tokens // 3))
     ends = range(len(text), -1, -1)
@@ -103,9 +103,9 @@ def _single_hole_example(tokenizer: Tokenizer, name: str, text: str, max_tokens:
     return ExampleTemplate(name=name, template=f"{text[:end]}<mask:{hole}>", text=text[:end])
 
 
-def _alphabet_example(tokenizer: Tokenizer, max_tokens: int) -> ExampleTemplate:
+def _alphabet_example(tokenizer: BaseTokenizer, max_tokens: int) -> ExampleTemplate:
     """Characters of a vocabulary that fits none of the samples, and a hole."""
-    characters = sorted(token for token in tokenizer.backend.get_vocab() if len(token) == 1 and token.isalnum())
+    characters = sorted(token for token in tokenizer.vocab if len(token) == 1 and token.isalnum())
     try:
         return _single_hole_example(tokenizer, "Tokens", "".join(characters[:8]), max_tokens)
     except ValueError:  # the tokenizer cannot encode them side by side

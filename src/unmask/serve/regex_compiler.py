@@ -11,7 +11,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.guidance.regex.compile_worker import encode_message
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
 from unmask.serve.engine import DeadlineError, InternalError, QueueFullError
@@ -26,7 +26,7 @@ class RegexCompiler:
     compiles. It is started at the first expression, and killed when a request's deadline passes.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: BaseTokenizer) -> None:
         self.tokenizer = tokenizer
         self._process: Process | None = None
         self._lock = asyncio.Lock()
@@ -81,7 +81,7 @@ class RegexCompiler:
                 env={**os.environ, **one_thread},
             )
             assert self._process.stdin is not None
-            self._process.stdin.write(encode_message(self.tokenizer.backend.to_str()))
+            self._process.stdin.write(encode_message(self.tokenizer.to_json()))
         return self._process
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unmask.data.tokenizers import REPLACEMENT_CHAR, Tokenizer, token_texts
+from unmask.data.tokenizers import REPLACEMENT_CHAR, BaseTokenizer, token_texts
 from unmask.sampling.canvas import Template, encode_template, parse_template
 from unmask.serve.jobs import GeneratedSequence, TokenEvent
 from unmask.serve.schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
@@ -35,7 +35,7 @@ class MaskedText:
 class TextCodec:
     """Conversions with a tokenizer and a mask id."""
 
-    tokenizer: Tokenizer
+    tokenizer: BaseTokenizer
     mask_id: int
 
     def encode_template(self, template: Template) -> MaskedText:

@@ -126,7 +126,7 @@ class RunFolder:
     def open_corpus(self) -> Corpus:
         """The verified corpus of a run that has started; if it is damaged, a sentence that says what to do."""
         try:
-            return Corpus.open(self.corpus)
+            return Corpus.open(self.corpus, allow_code=self.allow_code)
         except ValueError as error:
             remedy = f"delete {self.corpus} and give the same command again, which prepares it anew"
             raise ValueError(f"{str(error).removesuffix('; prepare it again')}; {remedy}") from None

@@ -22,7 +22,8 @@ from unmask.data.corpus.text_stats import TextStats
 from unmask.data.corpus.token_files import SplitWriter
 from unmask.data.readers.sources import Sources
 from unmask.data.readers.text import CHUNK_CHARS, TextChunk
-from unmask.data.tokenizers import MIN_BPE_VOCAB_SIZE, TokenIds, Tokenizer, UnknownStats, get_tokenizer
+from unmask.data.tokenizers import MIN_BPE_VOCAB_SIZE, BaseTokenizer, TokenIds, Tokenizer, UnknownStats, get_tokenizer
+from unmask.registry import AllowCode, kind_of
 
 TOKENIZER_FILE = "tokenizer.json"
 TRAIN_SPLIT, VALID_SPLIT = "train", "valid"
@@ -47,23 +48,34 @@ class CorpusBuild:
     sources: Sources
     source_records: tuple[SourceRecord, ...]
     tokenizer_name: str
-    tokenizer: Tokenizer | None
+    tokenizer: BaseTokenizer | None
     bpe_vocab_size: int
     config: PrepareConfig
 
     @classmethod
-    def create(cls, sources: Sequence[str] | Sources, tokenizer: str | Tokenizer, config: PrepareConfig) -> CorpusBuild:
+    def create(
+        cls, sources: Sequence[str] | Sources, tokenizer: str | BaseTokenizer, config: PrepareConfig
+    ) -> CorpusBuild:
         """Check the request, and hash the sources unless `sources` has done so before."""
         sources = sources if isinstance(sources, Sources) else Sources(sources)
         if not sources.names:
             raise ValueError("a corpus needs at least one source, for instance stdlib")
-        name = tokenizer if isinstance(tokenizer, str) else repr(tokenizer)
-        size = _parse_bpe_size(name)
-        known = None if size else get_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        name = tokenizer if isinstance(tokenizer, str) else kind_of(type(tokenizer))
+        bpe_vocab_size = 0
+        if isinstance(tokenizer, str):
+            bpe_vocab_size = _parse_bpe_size(tokenizer)
+            known = None if bpe_vocab_size else get_tokenizer(tokenizer)
+        else:
+            known = tokenizer
         if config.source.pair_format is not None and known is not None and known.eos_id is None:
-            raise ValueError(f"the tokenizer {tokenizer} has no id that ends a text, which pairs need")
+            raise ValueError(f"the tokenizer {name} has no id that ends a text, which pairs need")
         records = tuple(SourceRecord(name, sources.fingerprints[name]) for name in sources.names)
-        return cls(sources, records, name, known, size, config)
+        return cls(sources, records, name, known, bpe_vocab_size, config)
+
+    @property
+    def allow_code(self) -> AllowCode:
+        """The class of the tokenizer: it is imported already, so a corpus folder may name it."""
+        return () if self.tokenizer is None else (kind_of(type(self.tokenizer)),)
 
     def matches(self, manifest: Manifest) -> bool:
         """Whether preparing would give that corpus again: same text, same config, same tokenizer.
@@ -102,7 +114,7 @@ class CorpusBuild:
         manifest.write(folder / MANIFEST_FILE)
 
     def _encode(
-        self, tokenizer: Tokenizer, writers: tuple[SplitWriter, SplitWriter], progress: ProgressFn | None
+        self, tokenizer: BaseTokenizer, writers: tuple[SplitWriter, SplitWriter], progress: ProgressFn | None
     ) -> UnknownStats:
         """Write the ids of all documents; return what is unknown, and raise if it is too much."""
         eos = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], tokenizer.dtype)
@@ -127,7 +139,7 @@ class CorpusBuild:
                 progress(num_bytes)
         return unknown
 
-    def _check_unknown(self, unknown: UnknownStats, tokenizer: Tokenizer) -> None:
+    def _check_unknown(self, unknown: UnknownStats, tokenizer: BaseTokenizer) -> None:
         if unknown.exceeds_limit and not self.config.allow_unknown:
             raise ValueError(
                 f"{', '.join(self.sources.names)}: {tokenizer.unknown_text_message(unknown)}, or prepare it all the"
@@ -211,7 +223,7 @@ def _batches(chunks: Iterable[SplitChunk]) -> Iterator[list[SplitChunk]]:
         yield batch
 
 
-def _encode_batch(batch: list[SplitChunk], tokenizer: Tokenizer) -> tuple[Iterator[TokenIds], UnknownStats]:
+def _encode_batch(batch: list[SplitChunk], tokenizer: BaseTokenizer) -> tuple[Iterator[TokenIds], UnknownStats]:
     """The ids of each segment of each chunk, and how much of the text is unknown."""
     chunks = [split_chunk.chunk for split_chunk in batch]
     try:
@@ -226,7 +238,7 @@ def _encode_batch(batch: list[SplitChunk], tokenizer: Tokenizer) -> tuple[Iterat
     return iter(ids), unknown
 
 
-def _round_trip_difference(text: str, tokenizer: Tokenizer) -> tuple[str, str] | None:
+def _round_trip_difference(text: str, tokenizer: BaseTokenizer) -> tuple[str, str] | None:
     """Where encoding and decoding first change the beginning of a text, white space aside: before and after.
 
     None if nothing changes, or if characters are unknown, which are counted elsewhere.

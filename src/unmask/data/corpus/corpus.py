@@ -22,8 +22,9 @@ from unmask.data.corpus.build import TOKENIZER_FILE, TRAIN_SPLIT
 from unmask.data.corpus.describe import describe_corpus
 from unmask.data.corpus.manifest import MANIFEST_FILE, Manifest
 from unmask.data.corpus.token_files import INDEX_DTYPE, Split
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, load_tokenizer
 from unmask.io.checksums import sha256_of_file
+from unmask.registry import AllowCode
 
 if TYPE_CHECKING:
     from unmask.data.loader import RowLayout
@@ -36,13 +37,14 @@ class Corpus:
 
     folder: Path
     manifest: Manifest
-    tokenizer: Tokenizer
+    tokenizer: BaseTokenizer
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, verify: bool = True) -> Corpus:
+    def open(cls, folder: str | os.PathLike[str], *, verify: bool = True, allow_code: AllowCode = False) -> Corpus:
         """Open a corpus folder; raises if a file is missing or has another size.
 
-        `verify`: also compare the SHA-256 of every file with the manifest.
+        `verify`: also compare the SHA-256 of every file with the manifest. `allow_code`: which classes of
+        tokenizers from outside the package may be imported.
         """
         path = Path(folder)
         manifest = Manifest.read(path)
@@ -52,7 +54,7 @@ class Corpus:
                 record.check_size(path, INDEX_DTYPE.itemsize)
             for record in split.token_files:
                 record.check_size(path, itemsize)
-        corpus = cls(path, manifest, _read_tokenizer(path, manifest))
+        corpus = cls(path, manifest, _read_tokenizer(path, manifest, allow_code))
         if verify:
             corpus.verify()
         return corpus
@@ -104,10 +106,10 @@ def is_corpus(folder: str | os.PathLike[str]) -> bool:
     return True
 
 
-def _read_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+def _read_tokenizer(folder: Path, manifest: Manifest, allow_code: AllowCode) -> BaseTokenizer:
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise ValueError(f"{folder} is incomplete: {TOKENIZER_FILE} is missing; prepare it again")
     if sha256_of_file(file) != manifest.tokenizer.digest:
         raise ValueError(f"{file} is not the tokenizer this corpus was prepared with; prepare it again")
-    return Tokenizer.from_file(file)
+    return load_tokenizer(file, allow_code=allow_code)

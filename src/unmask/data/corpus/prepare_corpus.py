@@ -12,7 +12,7 @@ from unmask.data.corpus.corpus import Corpus
 from unmask.data.corpus.manifest import Manifest, PrepareConfig
 from unmask.data.corpus.shards import find_shards, open_if_matching, prepare_shard
 from unmask.data.readers import Sources
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.io.atomic import atomic_folder
 from unmask.io.errors import os_errors_as_value_error
 from unmask.io.locks import file_lock
@@ -25,7 +25,7 @@ _CORPUS_FILES = re.compile(
 def prepare(
     sources: Sequence[str] | Sources,
     out: str | os.PathLike[str],
-    tokenizer: str | Tokenizer = "bytes",
+    tokenizer: str | BaseTokenizer = "bytes",
     config: PrepareConfig = PrepareConfig(),  # noqa: B008
     progress: ProgressFn | None = None,
 ) -> Corpus:
@@ -39,7 +39,8 @@ def prepare(
     With `config.shard` = (i, n), every n-th document goes to `out/shard-i-of-n`. The process that finishes the
     last shard merges all of them; until then, the shard is returned.
 
-    A `Sources` object is hashed once, however often it is passed to `prepare` and `stale_reasons`.
+    `tokenizer` is a name for `get_tokenizer`, bpe:SIZE to train one, or an object. A `Sources` object is hashed
+    once, however often it is passed to `prepare` and `stale_reasons`.
     """
     path = Path(os.path.realpath(out))  # a link is followed, not replaced
     build = CorpusBuild.create(sources, tokenizer, config)
@@ -50,7 +51,10 @@ def prepare(
 
 
 def stale_reasons(
-    sources: Sequence[str] | Sources, out: str | os.PathLike[str], tokenizer: str | Tokenizer, config: PrepareConfig
+    sources: Sequence[str] | Sources,
+    out: str | os.PathLike[str],
+    tokenizer: str | BaseTokenizer,
+    config: PrepareConfig,
 ) -> list[str]:
     """What changed since the corpus `out` was prepared; empty if `prepare` would return it as it is."""
     build, manifest = CorpusBuild.create(sources, tokenizer, config), Manifest.read(Path(out))
@@ -71,7 +75,7 @@ def _prepare_unsharded(build: CorpusBuild, path: Path, progress: ProgressFn | No
         _check_replaceable(path)
         with atomic_folder(path, locked) as tmp:
             build.write(tmp, progress)
-    return Corpus.open(path, verify=False)
+    return Corpus.open(path, verify=False, allow_code=build.allow_code)
 
 
 def _check_replaceable(path: Path) -> None:

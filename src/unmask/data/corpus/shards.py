@@ -36,15 +36,15 @@ def prepare_shard(build: CorpusBuild, path: Path, shard: tuple[int, int], progre
         with file_lock(folder) as locked, atomic_folder(folder, locked) as tmp:
             build.write(tmp, progress)
             (path / MANIFEST_FILE).unlink(missing_ok=True)  # it lists files that are about to be replaced
-        corpus = Corpus.open(folder, verify=False)
+        corpus = Corpus.open(folder, verify=False, allow_code=build.allow_code)
     folders = [path / f"shard-{j}-of-{n}" for j in range(n)]
-    return _open_if_merged(path, folders) or _merge_if_complete(path, folders) or corpus
+    return _open_if_merged(build, path, folders) or _merge_if_complete(build, path, folders) or corpus
 
 
 def open_if_matching(build: CorpusBuild, path: Path) -> Corpus | None:
     """The corpus in the folder, if it is intact and what `build` would write."""
     try:
-        corpus = Corpus.open(path)
+        corpus = Corpus.open(path, allow_code=build.allow_code)
     except ValueError:
         return None
     return corpus if build.matches(corpus.manifest) else None
@@ -67,31 +67,36 @@ def _check_shards(path: Path, n: int) -> None:
         raise ValueError(f"{path} holds a corpus that was not prepared in parts; remove it or choose another folder")
 
 
-def _open_if_merged(path: Path, folders: list[Path]) -> Corpus | None:
+def _open_if_merged(build: CorpusBuild, path: Path, folders: list[Path]) -> Corpus | None:
     """The merged corpus, if it lists the shards' files as they are now."""
     try:
-        merged = Corpus.open(path, verify=False)
-        shards = [Corpus.open(folder, verify=False) for folder in folders]
+        merged = Corpus.open(path, verify=False, allow_code=build.allow_code)
+        shards = _open_shards(build, folders)
     except ValueError:
         return None
     current = {name: _merged_token_files(shards, name) for name in shards[0].splits}
     return merged if {name: split.record.token_files for name, split in merged.splits.items()} == current else None
 
 
-def _merge_if_complete(path: Path, folders: list[Path]) -> Corpus | None:
+def _merge_if_complete(build: CorpusBuild, path: Path, folders: list[Path]) -> Corpus | None:
     """Merge the shards; None (and no manifest) if one is missing, damaged or was prepared otherwise."""
     with file_lock(path):
         try:
-            shards = [Corpus.open(folder, verify=False) for folder in folders]
+            shards = _open_shards(build, folders)
             for shard in shards:
                 for split in shard.manifest.splits:
                     split.verify(shard.folder, documents_only=True)  # the ids are verified after the merge
             if all(_is_same_corpus(shards[0].manifest, shard.manifest) for shard in shards):
-                return _merge(path, shards)
+                _merge(path, shards)
+                return Corpus.open(path, allow_code=build.allow_code)
         except ValueError:
             pass
         (path / MANIFEST_FILE).unlink(missing_ok=True)
         return None
+
+
+def _open_shards(build: CorpusBuild, folders: list[Path]) -> list[Corpus]:
+    return [Corpus.open(folder, verify=False, allow_code=build.allow_code) for folder in folders]
 
 
 def _is_same_corpus(one: Manifest, other: Manifest) -> bool:
@@ -103,7 +108,7 @@ def _is_same_corpus(one: Manifest, other: Manifest) -> bool:
     )
 
 
-def _merge(path: Path, shards: list[Corpus]) -> Corpus:
+def _merge(path: Path, shards: list[Corpus]) -> None:
     first = shards[0].manifest
     manifest = replace(
         first,
@@ -116,7 +121,6 @@ def _merge(path: Path, shards: list[Corpus]) -> Corpus:
         file.write_bytes((shards[0].folder / TOKENIZER_FILE).read_bytes())
     with atomic_file(path / MANIFEST_FILE) as file:
         manifest.write(file)
-    return Corpus.open(path)
 
 
 def _merge_split(path: Path, name: str, shards: list[Corpus]) -> SplitRecord:

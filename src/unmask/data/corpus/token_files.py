@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.data.corpus.text_stats import TextStats
-from unmask.data.tokenizers import TokenIds, Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, TokenIds
 from unmask.io.checksums import sha256_of_file
 
 _MAX_TOKEN_FILE_BYTES = 1 << 28
@@ -162,7 +162,9 @@ class SplitWriter:
     `pairs`: also write the prompt length of each document.
     """
 
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, files: ExitStack, pairs: bool = False) -> None:
+    def __init__(
+        self, folder: Path, name: str, tokenizer: BaseTokenizer, files: ExitStack, pairs: bool = False
+    ) -> None:
         self._folder, self._name, self._files = folder, name, files
         self._mask_id, self._dtype = tokenizer.vocab_size, tokenizer.dtype.newbyteorder("<")
         self._new_ids: list[TokenIds] = []

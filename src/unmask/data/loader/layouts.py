@@ -93,11 +93,16 @@ class Rows(ABC):
         return tokens
 
 
+@dataclass(frozen=True)
 class RowLayout(ABC):
-    """How documents are laid out in rows. Subclasses are frozen dataclasses with a field `length`."""
+    """How documents are laid out in rows. Subclasses are frozen dataclasses, too."""
 
-    length: int
+    length: int = 1024
     """Tokens of a row, at most."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1; got {self.length}")
 
     @abstractmethod
     def bind(self, source: TokenSource) -> Rows:
@@ -105,7 +110,7 @@ class RowLayout(ABC):
 
     def with_length(self, length: int) -> Self:
         """The same layout with rows of another length."""
-        return replace(self, length=length)  # type: ignore[type-var]
+        return replace(self, length=length)
 
     def describe(self, source: TokenSource) -> Sequence[str]:
         """Lines to read before training on this source."""
@@ -116,13 +121,8 @@ class RowLayout(ABC):
 class Wrapped(RowLayout):
     """Windows of `length` tokens of the concatenated documents; the grid of windows shifts with every epoch."""
 
-    length: int = 1024
-    """Tokens of a row."""
     isolate_documents: bool = False
     """Tokens attend only to tokens of the same document."""
-
-    def __post_init__(self) -> None:
-        _validate_length(self.length)
 
     def bind(self, source: TokenSource) -> Rows:
         if source.num_tokens < self.length:
@@ -171,12 +171,6 @@ class _WrappedRows(Rows):
 class PerDocument(RowLayout):
     """One document per row, padded to `length`; a longer document takes several rows."""
 
-    length: int = 1024
-    """Tokens of a row."""
-
-    def __post_init__(self) -> None:
-        _validate_length(self.length)
-
     def bind(self, source: TokenSource) -> Rows:
         return _DocumentRows(source, self.length)
 
@@ -199,8 +193,3 @@ class _DocumentRows(Rows):
         """Rows up to and including each document."""
         lengths = np.diff(self.source.document_ends, prepend=0)
         return np.cumsum(-(-lengths // self.length))
-
-
-def _validate_length(length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length must be at least 1; got {length}")

@@ -45,14 +45,8 @@ class PromptCompletionRows(RowLayout):
     the completion is shorter) is left for the completion.
     """
 
-    length: int = 1024
-    """Tokens of a row, at most."""
     padding: AnyPairPadding = PadWithEos()
     """What follows a pair that is shorter than the batch is wide."""
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1; got {self.length}")
 
     def bind(self, source: TokenSource) -> _PairRows:
         return _PairRows(source, self.length, self.padding)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.context import Context
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance.calls import cache_offset, query_indices, resolve_sequence_ids, validate_shape
 from unmask.guidance.regex.backward_messages import (
@@ -95,7 +95,7 @@ class RegexConstraint(DenoiserWrapper):
         denoiser: DenoiserLike,
         tokens: Tokens,
         regex: Regex | Sequence[Regex | None],
-        tokenizer: Tokenizer,
+        tokenizer: BaseTokenizer,
     ) -> None:
         super().__init__(denoiser)
         self.tokens, self.current_tokens = tokens, tokens.clone()
@@ -295,7 +295,7 @@ def _token_ids(values: Tensor) -> list[int]:
 
 
 def _find_holes(
-    ids: list[int], mask_id: int, regex: Regex | Sequence[Regex | None], tokenizer: Tokenizer
+    ids: list[int], mask_id: int, regex: Regex | Sequence[Regex | None], tokenizer: BaseTokenizer
 ) -> list[_Hole]:
     """The runs of masks that have a pattern."""
     runs, place = [], 0

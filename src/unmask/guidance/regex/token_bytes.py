@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 
 _NUM_TRIALS = 256
 """Texts of random tokens that are decoded to see whether the spelling is right."""
@@ -29,11 +29,16 @@ class _TokenBytes:
 
 
 @lru_cache(maxsize=8)
-def token_bytes(tokenizer: Tokenizer) -> _TokenBytes:
+def token_bytes(tokenizer: BaseTokenizer) -> _TokenBytes:
     """How a tokenizer spells its tokens; one whose texts are not made token by token is refused.
 
     Special tokens, such as the end of a document, are no text.
     """
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(
+            f"patterns need a tokenizer of the `tokenizers` library, whose tokens can be spelled;"
+            f" got a {type(tokenizer).__name__}"
+        )
     inner = tokenizer.backend
     special = {id_ for id_, token in inner.get_added_tokens_decoder().items() if token.special}
     names = {id_: name for name, id_ in inner.get_vocab().items() if id_ not in special}

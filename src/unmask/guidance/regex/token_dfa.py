@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.guidance.regex.byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
 from unmask.guidance.regex.cooperative import cooperative_yield
 from unmask.guidance.regex.limits import LRUCache, WorkBudget
@@ -86,7 +86,7 @@ class TokenDFA:
         return found, True
 
 
-def token_dfa(pattern: str, tokenizer: Tokenizer) -> TokenDFA:
+def token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
     """The automaton of a pattern over a tokenizer's tokens."""
     automaton = TOKEN_DFA_CACHE.get((pattern, tokenizer))
     if automaton is None:
@@ -95,7 +95,7 @@ def token_dfa(pattern: str, tokenizer: Tokenizer) -> TokenDFA:
     return automaton
 
 
-def _build_token_dfa(pattern: str, tokenizer: Tokenizer) -> TokenDFA:
+def _build_token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
     by_bytes = byte_dfa(pattern)
     inside, first = _sorted_token_bytes(tokenizer)
     steps, pairs = WorkBudget(pattern, _MAX_BYTE_STEPS), WorkBudget(pattern, _MAX_STATE_TOKEN_PAIRS)
@@ -165,7 +165,7 @@ class _SortedTokenBytes:
 
 
 @lru_cache(maxsize=8)
-def _sorted_token_bytes(tokenizer: Tokenizer) -> tuple[_SortedTokenBytes, _SortedTokenBytes]:
+def _sorted_token_bytes(tokenizer: BaseTokenizer) -> tuple[_SortedTokenBytes, _SortedTokenBytes]:
     """Of tokens inside a text, and of those that begin it."""
     spelled = token_bytes(tokenizer)
     inside = _SortedTokenBytes(spelled.inside)

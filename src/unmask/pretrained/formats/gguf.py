@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from unmask.backbones.hf import import_transformers
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.model import LanguageModel
 from unmask.pretrained.formats.hf import build_language_model, check_loading_report, translated_errors
 
 
-def load_gguf(file: Path, tokenizer: Tokenizer | None = None) -> LanguageModel:
+def load_gguf(file: Path, tokenizer: BaseTokenizer | None = None) -> LanguageModel:
     """A causal LM with bidirectional attention from a GGUF file; its weights are dequantized to float32."""
     library = import_transformers()
     if not all(map(find_spec, ("gguf", "accelerate"))):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig, import_transformers
 from unmask.config import from_json, to_json
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, Objective
 from unmask.pretrained.state_dict import read_state_dict, unique_tensors
@@ -57,8 +57,8 @@ def can_export(model: LanguageModel) -> bool:
 def load(
     folder: Path,
     config: dict[str, Any],
-    tokenizer: Tokenizer | None,
-    folder_tokenizer: tuple[Tokenizer | None, int | None],
+    tokenizer: BaseTokenizer | None,
+    folder_tokenizer: tuple[BaseTokenizer | None, int | None],
 ) -> LanguageModel:
     """A model of transformers from its folder; causal ones get the future visibility of the config, or all of it.
 
@@ -73,7 +73,7 @@ def load(
 
 
 def validate_config(
-    config: dict[str, Any], stored: Mapping[str, Tensor], tokenizer: Tokenizer | None, where: str
+    config: dict[str, Any], stored: Mapping[str, Tensor], tokenizer: BaseTokenizer | None, where: str
 ) -> None:
     """Refuse a config that does not fit the stored tensors or the tokenizer, before the network is built."""
     _check_config_ints(config, len(stored), where)
@@ -193,7 +193,7 @@ def check_loading_report(report: dict[str, Any], where: str) -> None:
 
 
 def build_language_model(
-    network: Any, tokenizer: Tokenizer | None, mask_id: int | None, unmask_config: dict[str, Any], where: str
+    network: Any, tokenizer: BaseTokenizer | None, mask_id: int | None, unmask_config: dict[str, Any], where: str
 ) -> LanguageModel:
     """A loaded network as a model; `unmask_config` is our part of its config, empty if others wrote it."""
     causal = type(network).__name__ in _causal_lm_classes()

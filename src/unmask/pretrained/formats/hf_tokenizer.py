@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.backbones.hf import import_transformers
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.io.untrusted import read_json_object
 from unmask.pretrained.formats.hf import translated_errors
 from unmask.types import Vocab
@@ -26,19 +26,19 @@ _SPECIAL_TOKENS = {
 """The special tokens of published vocabularies."""
 
 
-def make_tokenizer_config(tokenizer: Tokenizer, vocab: Vocab) -> dict[str, Any]:
+def make_tokenizer_config(tokenizer: BaseTokenizer, vocab: Vocab) -> dict[str, Any]:
     """The `tokenizer_config.json` with which transformers reads our `tokenizer.json` unchanged.
 
     A mask id that follows the tokenizer's ids becomes an added token there.
     """
     special = {kind: _first_known_token(tokenizer, names) for kind, names in _SPECIAL_TOKENS.items()}
-    special["mask_token"] = tokenizer.backend.id_to_token(vocab.mask_id)
+    special["mask_token"] = tokenizer.id_to_token(vocab.mask_id)
     if special["eos_token"] is None and vocab.eos_id is not None:
-        special["eos_token"] = tokenizer.backend.id_to_token(vocab.eos_id)
+        special["eos_token"] = tokenizer.id_to_token(vocab.eos_id)
     special["pad_token"] = special["pad_token"] or special["eos_token"]
     added: dict[str, Any] = {}
-    if special["mask_token"] is None and vocab.mask_id == tokenizer.backend.get_vocab_size():
-        name = next(name for name in _SPECIAL_TOKENS["mask_token"] if tokenizer.backend.token_to_id(name) is None)
+    if special["mask_token"] is None and vocab.mask_id == len(tokenizer.vocab):
+        name = next(name for name in _SPECIAL_TOKENS["mask_token"] if name not in tokenizer.vocab)
         flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
         added = {"added_tokens_decoder": {str(vocab.mask_id): {"content": name, **flags, "special": True}}}
         special["mask_token"] = name
@@ -47,12 +47,12 @@ def make_tokenizer_config(tokenizer: Tokenizer, vocab: Vocab) -> dict[str, Any]:
     return {**fixed, **added, **known}
 
 
-def load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
+def load_hf_tokenizer(folder: Path) -> tuple[BaseTokenizer | None, int | None]:
     """The tokenizer of a folder and the id of its mask token; None where there is none."""
     if (folder / TOKENIZER_FILE).exists():
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_FILE)
         name = _read_mask_token(folder) or _first_known_token(tokenizer, _SPECIAL_TOKENS["mask_token"])
-        return tokenizer, None if name is None else tokenizer.backend.token_to_id(name)
+        return tokenizer, None if name is None else tokenizer.vocab.get(name)
     if not any(any(folder.glob(source)) for source in _TOKENIZER_SOURCES):
         return None, None
     with translated_errors(str(folder)):
@@ -73,5 +73,5 @@ def _read_mask_token(folder: Path) -> str | None:
     return None
 
 
-def _first_known_token(tokenizer: Tokenizer, names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if tokenizer.backend.token_to_id(name) is not None), None)
+def _first_known_token(tokenizer: BaseTokenizer, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in tokenizer.vocab), None)
