@@ -1,4 +1,4 @@
-"""What a row of a request has the network do: write tokens, or score a text."""
+"""Jobs of the engine: generate a sequence, or score a text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """What a step did at a position: the token it wrote, or None where it hid one again.
+    """A change of a step at a position: the new token, or None if it was remasked.
 
-    `logprob` is the model's own, whatever the temperature; `alternatives` are its most probable tokens with
-    their probabilities. Both are None where the network was not asked.
+    `logprob` is the model's, without temperature; `alternatives` are its most probable tokens with their
+    probabilities. They are None and empty if the last call had no query at the position.
     """
 
     position: int
@@ -37,7 +37,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class StepEvent:
-    """The canvas after a step, and what the step changed."""
+    """The ids after a step, and the changes of the step."""
 
     step: int
     ids: tuple[int, ...]
@@ -46,7 +46,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class GeneratedSequence:
-    """A filled canvas: its ids and, for each position, what wrote it and in which step (0: it was given)."""
+    """A finished sequence: its ids and, for each position, its last event and step (0: it was given)."""
 
     ids: tuple[int, ...]
     events: tuple[TokenEvent | None, ...]
@@ -62,33 +62,32 @@ def generation_job(
     guidance: GuidanceFn | None = None,
     should_stop: Callable[[Sequence[int]], bool] | None = None,
 ) -> Job:
-    """Fill the holes of `ids`, telling of every Step, until that is `enough`; the result is a Row."""
-    mask = model.vocab.mask_id
+    """Fill the masks of `ids`, emitting a StepEvent per step, until `should_stop`; returns a GeneratedSequence."""
 
     def job(denoiser: DenoiserLike, emit: Callable[[Any], None]) -> GeneratedSequence:
-        heard = _RecordingDenoiser(model.ban_unknown_tokens(denoiser))
-        shown = tuple(ids)
-        start = torch.tensor([shown], device=model.device)
-        written: list[TokenEvent | None] = [None] * len(ids)
+        recorder = _RecordingDenoiser(model.ban_unknown_tokens(denoiser))
+        current = tuple(ids)
+        start = torch.tensor([current], device=model.device)
+        last_events: list[TokenEvent | None] = [None] * len(ids)
         steps = [0] * len(ids)
-        canvases = model.run_sampler(heard, Canvas(start, (seed,)), sampler, guidance=guidance)
+        canvases = model.run_sampler(recorder, Canvas(start, (seed,)), sampler, guidance=guidance)
         for number, z in enumerate(canvases, start=1):
-            before, shown = shown, tuple(z[0].tolist())
-            places = [place for place, (old, new) in enumerate(zip(before, shown, strict=True)) if old != new]
-            marks = tuple(heard.token_events(places, shown, mask, alternatives))
-            for mark in marks:
-                written[mark.position], steps[mark.position] = mark, number
-            heard.clear()
-            emit(StepEvent(number, shown, marks))
-            if should_stop is not None and should_stop(shown):
+            previous, current = current, tuple(z[0].tolist())
+            changed = [i for i, (old, new) in enumerate(zip(previous, current, strict=True)) if old != new]
+            events = tuple(recorder.token_events(changed, current, model.vocab.mask_id, alternatives))
+            for event in events:
+                last_events[event.position], steps[event.position] = event, number
+            recorder.clear()
+            emit(StepEvent(number, current, events))
+            if should_stop is not None and should_stop(current):
                 break
-        return GeneratedSequence(shown, tuple(written), tuple(steps))
+        return GeneratedSequence(current, tuple(last_events), tuple(steps))
 
     return job
 
 
 def scoring_job(model: LanguageModel, ids: Sequence[int], draws: int, seed: int) -> Job:
-    """Score a text."""
+    """Score a text of these ids."""
 
     def job(denoiser: DenoiserLike, _emit: Callable[[Any], None]) -> Score:
         config = ScoreConfig(draws, seed=seed)
@@ -99,7 +98,7 @@ def scoring_job(model: LanguageModel, ids: Sequence[int], draws: int, seed: int)
 
 @dataclass(eq=False)
 class _RecordingRowFn(BatchableRowFn):
-    """Says what another `each` says of whole lines, or the lines if there is none, and keeps them."""
+    """Applies another row function, if there is one, and records the rows of log_x."""
 
     row_fn: BatchableRowFn | None
     log_x: LogX | None = None
@@ -114,18 +113,19 @@ class _RecordingRowFn(BatchableRowFn):
 
     def merge(self, others: Sequence[_RecordingRowFn], num_queries: Sequence[int]) -> RowFn:
         assert self.row_fn is not None
-        each, everybody = self.row_fn.merge([other.row_fn for other in others], num_queries), [self, *others]
+        merged = self.row_fn.merge([other.row_fn for other in others], num_queries)
 
-        def joined(log_x: LogX, indices: slice | Tensor) -> Tensor:
-            for listening, own in zip(everybody, torch.split(log_x, list(num_queries)), strict=True):
-                listening.log_x = own
-            return each(log_x, indices)
+        def record_and_apply(log_x: LogX, indices: slice | Tensor) -> Tensor:
+            parts = torch.split(log_x, list(num_queries))
+            for recorder, part in zip([self, *others], parts, strict=True):
+                recorder.log_x = part
+            return merged(log_x, indices)
 
-        return joined
+        return record_and_apply
 
 
 class _RecordingDenoiser(DenoiserWrapper):
-    """A denoiser that remembers its last answer."""
+    """A denoiser that records log_x of its last call."""
 
     def __init__(self, denoiser: DenoiserLike) -> None:
         super().__init__(denoiser)
@@ -142,42 +142,42 @@ class _RecordingDenoiser(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        joinable = row_fn if isinstance(row_fn, BatchableRowFn) else None
-        listening = _RecordingRowFn(joinable)
-        said = self.denoiser(z, t, positions, context, row_fn=listening, sequence_ids=sequence_ids)
-        self._log_x = listening.log_x
-        sequence, place = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
+        batchable = row_fn if isinstance(row_fn, BatchableRowFn) else None
+        recorder = _RecordingRowFn(batchable)
+        output = self.denoiser(z, t, positions, context, row_fn=recorder, sequence_ids=sequence_ids)
+        self._log_x = recorder.log_x
+        sequence, position = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
         if context.stages is not None:
-            place = context.stages.position[place]
+            position = context.stages.position[position]
         elif context.cache is not None:
-            place = place + context.cache.start
-        pairs = enumerate(zip(sequence.tolist(), place.tolist(), strict=True))
-        # Guidance reads a text again with its condition hidden, which is not what is written.
-        self._query_index = {place: line for line, (number, place) in pairs if number == 0}
-        # Anything else may fail, and then must not do so in everybody's call.
-        return said if row_fn is None or joinable is not None else row_fn(said, slice(None))
+            position = position + context.cache.start
+        pairs = enumerate(zip(sequence.tolist(), position.tolist(), strict=True))
+        # Classifier-free guidance adds a second sequence without the condition, which is not recorded.
+        self._query_index = {position: row for row, (index, position) in pairs if index == 0}
+        # Other row functions run here, in the job: their errors must not fail the whole batch.
+        return output if row_fn is None or batchable is not None else row_fn(output, slice(None))
 
     def clear(self) -> None:
-        """The answer has been used: a row that waits must not keep the lines of a whole call in memory."""
+        """Release log_x: a waiting job must not keep a whole batch in memory."""
         self._query_index, self._log_x = {}, None
 
     def token_events(
         self, positions: Sequence[int], ids: Sequence[int], mask_id: int, alternatives: int
     ) -> list[TokenEvent]:
-        """What was written at these places, with what the network said there, if it was asked."""
-        found = {place: TokenEvent(place, None if ids[place] == mask_id else ids[place]) for place in positions}
-        asked = [place for place in positions if place in self._query_index and ids[place] != mask_id]
-        if asked and self._log_x is not None:
-            lines = [self._query_index[place] for place in asked]
-            logprobs = self._log_x[lines, [ids[place] for place in asked]].tolist()
-            others = _top_tokens(self._log_x[lines], alternatives) if alternatives else [()] * len(asked)
-            for place, logprob, best in zip(asked, logprobs, others, strict=True):
-                found[place] = TokenEvent(place, ids[place], logprob, best)
-        return list(found.values())
+        """The events at these positions, with log-probabilities where the last call had a query."""
+        events = {i: TokenEvent(i, None if ids[i] == mask_id else ids[i]) for i in positions}
+        queried = [i for i in positions if i in self._query_index and ids[i] != mask_id]
+        if queried and self._log_x is not None:
+            rows = [self._query_index[i] for i in queried]
+            logprobs = self._log_x[rows, [ids[i] for i in queried]].tolist()
+            top = _top_tokens(self._log_x[rows], alternatives) if alternatives else [()] * len(queried)
+            for i, logprob, best in zip(queried, logprobs, top, strict=True):
+                events[i] = TokenEvent(i, ids[i], logprob, best)
+        return list(events.values())
 
 
 def _top_tokens(log_x: LogX, k: int) -> list[tuple[tuple[int, float], ...]]:
-    """The most probable tokens of each line, and how probable they are."""
+    """The most probable tokens of each row, with their probabilities."""
     best = log_x.topk(min(k, log_x.shape[1] - 1))
     pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
-    return [tuple(zip(tokens, chances, strict=True)) for tokens, chances in pairs]
+    return [tuple(zip(tokens, probabilities, strict=True)) for tokens, probabilities in pairs]
