@@ -36,7 +36,7 @@ from unmask.serve.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from unmask.serve.service import RequestHandle, Service, may_remask
+from unmask.serve.service import RequestHandle, Service
 from unmask.serve.text_codec import MaskedText
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -237,7 +237,7 @@ async def _submit_generation(
     deadline = service.deadline(request.timeout)
     _check_generation(service, request, masked_texts)
     sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
-    can_stop = hit_stop is not None and not may_remask(sampler)
+    can_stop = hit_stop is not None and not sampler.may_remask
     jobs = [
         generation_job(
             service.model,

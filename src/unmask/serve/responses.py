@@ -25,7 +25,7 @@ from unmask.serve.schemas import (
     TimeBin,
     Usage,
 )
-from unmask.serve.service import Finished, Service, may_remask
+from unmask.serve.service import Finished, Service
 from unmask.serve.text_codec import MaskedText, safe_stream_length, truncate_at_stop
 
 _EventStream = AsyncIterator[tuple[int, Any]]
@@ -147,7 +147,7 @@ class CompletionResponder:
 
     async def stream(self, events: _EventStream) -> AsyncIterator[bytes]:
         sent = [""] * (len(self.masked_texts) * self.request.n)
-        is_final = not may_remask(self.service.sampler(self.request))
+        is_final = not self.service.sampler(self.request).may_remask
         async for index, event in events:
             if isinstance(event, StepEvent):
                 text = self._streamable_text(index, event.ids, sent[index]) if is_final else sent[index]

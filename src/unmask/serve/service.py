@@ -264,11 +264,6 @@ class Service:
         return RequestHandle(self.engine, jobs, deadline, stream)
 
 
-def may_remask(sampler: Sampler) -> bool:
-    """Whether the sampler may change a token that it has generated."""
-    return sampler.may_remask
-
-
 def _sampler_name(sampler: Sampler) -> str:
     """The name of a sampler in its table, or else the name of its class."""
     class_name = type(sampler).__name__
