@@ -290,10 +290,10 @@ MASKED_ONLY: list[Sampler] = [
 @pytest.mark.parametrize(
     ("objective", "samplers", "sentence"),
     [
-        (MDLM(), [Autoregressive()], "for writing from left to right.*trained for masked diffusion"),
+        (MDLM(), [Autoregressive()], "for autoregression.*trained for masked diffusion"),
         (MDLM(), [UniformAncestral()], "for uniform noise.*trained for masked diffusion"),
-        (NextToken(), MASKED_ONLY, "for masked diffusion.*trained for writing from left to right"),
-        (NextToken(), [UniformAncestral()], "for uniform noise.*trained for writing from left to right"),
+        (NextToken(), MASKED_ONLY, "for masked diffusion.*trained for autoregression"),
+        (NextToken(), [UniformAncestral()], "for uniform noise.*trained for autoregression"),
         (UniformDiffusion(), MASKED_ONLY, "for masked diffusion.*trained for uniform noise"),
         (SEDD(), [FirstHitting()], "first-hitting needs.*sum to one.*take the sampler ancestral"),
         (D3PM(), [FirstHitting()], "first-hitting needs.*sum to one.*take the sampler ancestral"),

@@ -138,7 +138,7 @@ class ConfidenceSampler(Sampler):
             keep = self.select(dense, ranks(key), to_device(initial, z.device), step) & (now == mask)
             z = z.index_copy(0, ids, torch.where(keep, now.index_put(indices, token), now))
             counts = self.num_selected(num_masked[active], initial, step)
-            num_masked[active] -= keep.sum(1).cpu().numpy() if counts is None else counts
+            num_masked[active] -= keep.sum(1).tolist() if counts is None else counts
             step += 1
             yield z
 

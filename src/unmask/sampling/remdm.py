@@ -167,7 +167,7 @@ class ReMDM(Sampler):
                 z, written = self._unmask(denoiser, z, times[step - 1], unmask, uniform)
                 masked &= ~unmask
                 if remasking.uses_confidence:
-                    confidence[unmask] = written.cpu().numpy()
+                    confidence[unmask] = written.tolist()
             rows, columns = (to_device(index, z.device) for index in remask)
             z = scatter_tokens(z, rows, columns, torch.full_like(rows, mask))
             masked[remask], confidence[remask] = True, np.inf
