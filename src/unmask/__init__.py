@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.uniform_diffusion import UniformDiffusion as UniformDiffusion
     from unmask.pretrained import load as load
     from unmask.pretrained import save as save
+    from unmask.run import train as train
     from unmask.sampling.ancestral import Ancestral as Ancestral
     from unmask.sampling.ancestral import FirstHitting as FirstHitting
     from unmask.sampling.ancestral import RandomOrder as RandomOrder
@@ -100,6 +101,7 @@ if not TYPE_CHECKING:
         Vocab="types",
         load="pretrained",
         save="pretrained",
+        train="run",
     )
 
 

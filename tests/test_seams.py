@@ -1,0 +1,245 @@
+"""Parts from outside the package: as objects, on the command line, in files; and the tables of those inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unmask
+from unmask import BACKBONES, OBJECTIVES, PROCESS_SAMPLERS, ROW_LAYOUTS, SAMPLERS, SCHEDULES
+from unmask.cli import command_function
+from unmask.cli.help import help_text
+from unmask.config import external_kinds, from_json, override, to_json
+from unmask.data.tokenizers import TOKENIZERS, Tokenizer, get_tokenizer
+from unmask.diffusion.schedule import LogLinear
+from unmask.registry import build, resolve
+
+ROOT = Path(__file__).parents[1]
+
+CANARY = """
+from dataclasses import dataclass
+from pathlib import Path
+from unmask.data.tokenizers import Tokenizer
+from unmask.diffusion.schedule import LogLinear
+
+Path(__file__).with_suffix(".imported").touch()
+
+@dataclass(frozen=True)
+class Outside(LogLinear):
+    extra: int = 3
+
+class NotADataclass(LogLinear.__base__):
+    alpha = dalpha = weight = None
+
+def letters():
+    return Tokenizer.characters("abc")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `canary_module` that can be imported; the file tells whether it was."""
+    (tmp_path / "canary_module.py").write_text(CANARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "canary_module", raising=False)
+    return tmp_path / "canary_module.imported"
+
+
+DATA = {"kind": "MDLM", "schedule": {"kind": "canary_module:Outside", "eps": 0.25, "extra": 5}}
+
+
+def test_code_is_not_imported_unless_it_is_allowed(canary: Path) -> None:
+    for allow in (False, set(), {"canary_module:Other"}):
+        with pytest.raises(ValueError, match=r"config\.schedule needs the class canary_module:Outside.*--allow-code"):
+            from_json(unmask.Objective, DATA, allow_code=allow)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("allow", [True, {"canary_module:Outside"}])
+def test_allowed_code_comes_back_as_it_was_written(canary: Path, allow: Any) -> None:
+    objective = from_json(unmask.Objective, DATA, allow_code=allow)
+    assert canary.exists()
+    assert (objective.schedule.eps, objective.schedule.extra) == (0.25, 5)
+    assert external_kinds(objective) == {"canary_module:Outside"}
+    assert from_json(unmask.Objective, json.loads(json.dumps(to_json(objective))), allow_code=True) == objective
+
+
+def test_a_model_folder_never_imports_code_by_itself(canary: Path, tmp_path: Path) -> None:
+    schedule = resolve("canary_module:Outside", unmask.Schedule)(extra=7)
+    backbone = unmask.DiTConfig(width=16, depth=1, heads=2, max_length=8)
+    lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(schedule=schedule), Tokenizer.bytes())
+    folder = unmask.save(lm, tmp_path / "model")
+    code = f"import unmask; unmask.load({str(folder)!r})"
+    canary.unlink()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert "needs the class canary_module:Outside" in done.stderr.splitlines()[-1]
+    assert not canary.exists()
+    assert unmask.load(folder, allow_code=True).objective == lm.objective
+
+
+def test_changes_name_classes_from_outside(canary: Path) -> None:
+    start = unmask.MDLM()
+    with pytest.raises(ValueError, match="--allow-code"):
+        override(start, "schedule=canary_module:Outside")
+    changed = override(start, "schedule=canary_module:Outside", "schedule.extra=9", allow_code=True)
+    assert (type(changed.schedule).__name__, changed.schedule.extra) == ("Outside", 9)  # type: ignore[attr-defined]
+    assert override(changed, "schedule.extra=4").schedule.extra == 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("canary_module:Missing", "the module canary_module has no Missing"),
+        ("no_such_module:X", "no_such_module:X cannot be imported: there is no module 'no_such_module'"),
+        ("canary_module:number", r"must be a Schedule \(see unmask\.diffusion\.schedule\); it is 3"),
+        ("canary_module:NotADataclass", "to be a dataclass"),
+        ("os:system", "must be a Schedule|to be a dataclass"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(canary: Path, name: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        from_json(unmask.Schedule, {"kind": name}, allow_code=True)
+
+
+def test_a_local_class_cannot_be_saved() -> None:
+    @dataclass(frozen=True)
+    class Here(LogLinear):
+        pass
+
+    with pytest.raises(ValueError, match="define the class at the top level of a module"):
+        to_json(Here())
+
+
+def test_a_tokenizer_from_outside_is_a_function_that_makes_one(canary: Path) -> None:
+    with pytest.raises(ValueError, match="canary_module:letters is code from outside unmask"):
+        get_tokenizer("canary_module:letters")
+    assert not canary.exists()
+    assert build("canary_module:letters", Tokenizer).encode("cab") == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "table", [SAMPLERS, PROCESS_SAMPLERS, OBJECTIVES, BACKBONES, SCHEDULES, ROW_LAYOUTS], ids=lambda t: next(iter(t))
+)
+def test_every_member_of_a_table_is_public_and_of_the_family(table: Any) -> None:
+    for name in table:
+        assert issubclass(table[name], table.base)
+        assert getattr(unmask, table[name].__name__) is table[name]
+        assert table[name].__name__ in unmask.__all__
+
+
+def test_every_tokenizer_of_the_table_is_made_by_its_name() -> None:
+    for name in TOKENIZERS:
+        assert get_tokenizer(name).digest == TOKENIZERS[name]().digest
+
+
+@dataclass(frozen=True)
+class Added(unmask.Ancestral):
+    """A sampler that a test adds to the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedObjective(unmask.MDLM):
+    """An objective that a test adds to the table."""
+
+
+def test_one_line_in_a_table_adds_a_sampler_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unmask.serve.limits import Limits
+    from unmask.serve.service import Service
+
+    monkeypatch.setitem(SAMPLERS, "added", Added)
+    assert unmask.Added is Added  # type: ignore[attr-defined]
+    assert "Added" in unmask.__all__
+    assert "remdm, added." in " ".join(help_text("sample", command_function("sample")).split())
+    assert "added" in Service("tiny", Limits()).sampler_names()  # those that /v1/models lists
+
+
+def test_one_line_in_a_table_adds_an_objective_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OBJECTIVES, "added", AddedObjective)
+    assert unmask.AddedObjective is AddedObjective  # type: ignore[attr-defined]
+    assert "uniform,ar,block,added" in help_text("train", command_function("train")).replace(", ", ",")
+    assert from_json(unmask.Objective, {"kind": "AddedObjective"}) == AddedObjective()
+
+
+def test_the_names_for_type_checkers_are_those_of_the_tables() -> None:
+    subprocess.run([sys.executable, "tools/exports.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_type_checkers_see_the_public_names_and_catch_typos(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text("import unmask\nunmask.Ancestral(steps=3)\nunmask.Cosine()\nunmask.Ancestrl\n")
+    run = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(tmp_path / "user.py")]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line] == ["4"]
+
+
+# Examples
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("custom_*.py"))
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_is_a_program(name: str) -> None:
+    run = [sys.executable, "-m", f"examples.{name}"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command line, from the project's folder: `examples` is importable only because it is typed."""
+    run = [sys.executable, "-c", "import sys; sys.path.remove(''); from unmask.cli import main; main()", *words]
+    return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, env=environment())
+
+
+CHANGES = {
+    "sampler": [],
+    "schedule": ["--set", "objective.schedule=examples.custom_schedule:Sine"],
+    "objective": ["--objective", "examples.custom_objective:MaskGIT"],
+    "backbone": ["--set", "backbone=examples.custom_backbone:GRUConfig"],
+}
+
+
+@pytest.mark.parametrize("part", [part for part in CHANGES if f"custom_{part}" in EXAMPLES])
+def test_every_example_works_on_the_command_line(part: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    train = ("train", "examples.custom_recipe:tiny", "--steps", "3", "--out", out, *CHANGES[part])
+    for _ in range(2):  # the second time, the run is resumed: nothing is left to do
+        done = command(*train)
+        assert done.returncode == 0, done.stderr
+    if CHANGES[part]:
+        refused = command("sample", out, "--length", "8")
+        assert refused.returncode == 2
+        assert f"needs the class examples.custom_{part}:" in refused.stderr
+    more = ["--sampler", "examples.custom_sampler:Leftmost", "--sampler-option", "width=3"] if part == "sampler" else []
+    written = command("sample", out, "--length", "8", "--json", "--allow-code", *more)
+    assert written.returncode == 0, written.stderr
+    assert len(json.loads(written.stdout)["tokens"][0]) == 8
+    assert not more or json.loads(written.stdout)["nfe"] == 3
+
+
+def test_samplers_from_outside_are_objects_in_python() -> None:
+    backbone = unmask.DiTConfig(width=16, depth=1, heads=2, max_length=16)
+    lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), Tokenizer.bytes())
+
+    class Own(unmask.Sampler):
+        def run(self, denoiser: Any, canvas: Any) -> Any:
+            yield canvas.tokens.masked_fill(canvas.tokens == denoiser.vocab.mask_id, 65)
+
+    assert lm.sample(length=4, sampler=Own()).text == "AAAA"
+    assert lm.complete(["ab"], length=3, sampler=Own()).texts == ["AAA"]
+    assert replace(unmask.SemiAutoregressive(stride=2), sampler=Own()).sampler.run is not None  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sampler must be a Sampler"):
+        lm.sample(length=4, sampler=object())  # type: ignore[arg-type]
