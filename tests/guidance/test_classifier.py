@@ -29,11 +29,8 @@ from tiny_models import CountingDenoiser, tiny_denoiser
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.guidance.allowed_tokens import AllowedTokens
-from unmask.guidance.classifier import (
-    ClassifierFreeGuidance,
-    ExactClassifierGuidance,
-    TaylorClassifierGuidance,
-)
+from unmask.guidance.cfg import ClassifierFreeGuidance
+from unmask.guidance.classifier import ExactClassifierGuidance, TaylorClassifierGuidance
 from unmask.objectives import D3PM, MDLM, SEDD
 from unmask.sampling import (
     Ancestral,
@@ -138,7 +135,7 @@ def test_classifier_free_has_no_cache() -> None:
 @pytest.mark.parametrize(
     ("given", "scale", "message"),
     [
-        (torch.ones(3), 1.0, "given must be booleans"),
+        (torch.ones(3), 1.0, "condition must be booleans"),
         (FIRST, -1.0, "must be 0 .none. or above; got -1.0"),
         (FIRST, math.nan, "got nan"),
     ],

@@ -15,7 +15,7 @@ from adversarial_regexes import adversarial_regexes
 from engine_harness import PendingTasks, canvas_ids, running_engine
 from live_server import LiveServer, language_model, live_server, wait_until
 from unmask import Guidance
-from unmask.guidance.regex.cooperative import cooperative_yield
+from unmask.guidance.regex.limits import cooperative_yield
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, token_dfa
 from unmask.sampling.factory import make_sampler
 from unmask.serve.engine import DeadlineError

@@ -1,7 +1,6 @@
-"""What is asked of a text beyond the model: functions from `Denoise` to `Denoise`, which nest.
+"""Guidance and constraints: wrappers around a denoiser, which nest.
 
-`Guidance` holds those that a command or a request can ask for; anything else of the type `Guide` will do,
-such as a classifier of one's own:
+`Guidance` has those that commands and requests offer. Any other `GuidanceFn` works too, such as a classifier:
 `lambda denoiser, tokens, tokenizer: ExactClassifierGuidance(denoiser, classifier, 2.0)`.
 """
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from unmask.data.tokenizers import BaseTokenizer
     from unmask.diffusion.denoiser import DenoiserLike
     from unmask.guidance.allowed_tokens import AllowedTokens as AllowedTokens
-    from unmask.guidance.classifier import ClassifierFreeGuidance as ClassifierFreeGuidance
+    from unmask.guidance.cfg import ClassifierFreeGuidance as ClassifierFreeGuidance
     from unmask.guidance.classifier import ExactClassifierGuidance as ExactClassifierGuidance
     from unmask.guidance.classifier import TaylorClassifierGuidance as TaylorClassifierGuidance
     from unmask.guidance.regex.constraint import Regex
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from unmask.types import Tokens
 
 GuidanceFn: TypeAlias = "Callable[[DenoiserLike, Tokens, BaseTokenizer | None], DenoiserLike]"
-"""A denoiser around another, for a canvas [B, L] and its tokenizer."""
+"""From a denoiser, a canvas [B, L] and the tokenizer to the guided denoiser."""
 
-# Found when they are asked for: a process that only works out patterns does without torch.
+# Imported on first use: a process that only compiles patterns does without torch.
 _SUBMODULE_OF = {
     "AllowedTokens": "allowed_tokens",
-    "ClassifierFreeGuidance": "classifier",
+    "ClassifierFreeGuidance": "cfg",
     "ExactClassifierGuidance": "classifier",
     "TaylorClassifierGuidance": "classifier",
     "RegexConstraint": "regex.constraint",
@@ -39,24 +38,23 @@ _SUBMODULE_OF = {
 
 @dataclass(frozen=True)
 class Guidance:
-    """Classifier-free guidance by what is visible, patterns that holes must match, tokens never to be
-    written.
-
-    One `match` is for all holes; of several, each is for one, and None for a hole that may hold anything.
-    """
+    """Classifier-free guidance by the visible text, patterns that holes must match, and banned tokens."""
 
     cfg_scale: float = 0.0
+    """Strength of classifier-free guidance by the visible text: 0 is none."""
     regex: Regex | tuple[Regex | None, ...] | None = None
+    """A regular expression that the text of each hole must match; or one per hole, None for any text."""
     banned_tokens: tuple[int, ...] = ()
+    """Ids that are never written."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cfg_scale < float("inf"):
             raise ValueError(f"the scale of guidance must be 0 (none) or above; got {self.cfg_scale}")
 
     def __call__(self, denoiser: DenoiserLike, tokens: Tokens, tokenizer: BaseTokenizer | None) -> DenoiserLike:
-        """Those that are asked for, the pattern last: nothing that others do makes a text not match."""
+        """The guided denoiser; the pattern is outermost, so that every text matches."""
         from unmask.guidance.allowed_tokens import AllowedTokens
-        from unmask.guidance.classifier import ClassifierFreeGuidance
+        from unmask.guidance.cfg import ClassifierFreeGuidance
         from unmask.guidance.regex.constraint import RegexConstraint
 
         mask = denoiser.vocab.mask_id
@@ -71,7 +69,7 @@ class Guidance:
         return denoiser
 
     def for_holes(self, start: int, stop: int, num_holes: int, complete: bool) -> Guidance:
-        """The same for a window that has the holes `first` to `last` - 1 of a text, `whole` or in part."""
+        """The same for a window that has the holes `start` to `stop` - 1 of a text, complete or in part."""
         if self.regex is None:
             return self
         if not complete:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unmask.context import Context
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
-from unmask.guidance.regex.cooperative import YIELD_HOOK
+from unmask.guidance.regex.limits import YIELD_HOOK
 from unmask.types import Positions, RowFn, Times, Tokens
 
 _MAX_BATCH_LOGITS = 1 << 26

@@ -1,4 +1,4 @@
-"""How much probability is left after each place of a hole: sums over all texts that match a pattern."""
+"""Backward messages: the probability of all texts of a hole that match a pattern, from each state on."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unmask.guidance.regex.cooperative import cooperative_yield
-from unmask.guidance.regex.limits import LRUCache, WorkBudget
+from unmask.guidance.regex.limits import LRUCache, WorkBudget, cooperative_yield
 from unmask.guidance.regex.token_dfa import BoolArray, IntArray, TokenDFA
 
 LogWeights: TypeAlias = NDArray[np.float64]
 
 Transitions: TypeAlias = tuple[IntArray, ...]
-"""For each asked place [n, K]: to which of the next place's nodes a class of tokens leads from each of
+"""For each queried position [n, K]: the node of the next position that a class of tokens leads to from each of
 n nodes; -1 if nothing that follows can match."""
 
 QUERIED, FREE = -1, -2
-"""What may stand in a place of a hole beside the class of the token that is written there."""
+"""The content of a position that is queried, or masked and not queried; otherwise it is the class of its token."""
 
 _MAX_CHUNK_SCORES = 1 << 20
 _MAX_SET_ENTRIES = 1 << 27
 MAX_MESSAGE_WORK = 1 << 24
-"""Numbers that the sums of one call for one text are made of: a few tenths of a second."""
+"""Terms of the sums of one call for one text: a few tenths of a second."""
 
 
 def transition_plan(dfa: TokenDFA, state: int, content: tuple[int, ...]) -> Transitions:
-    """Where tokens lead at the asked places of a hole.
+    """The transitions at the queried positions of a hole.
 
-    A node is a set of states: those that the open places before it allow. Of a set only what can still be
-    accepted after the rest of the hole is kept, so that a node says nothing but: this can still match.
+    A node is a set of states: those that the free positions before it allow. States from which the rest of the hole
+    cannot be accepted are dropped, so a node stands for: this can still match.
     """
-    moves = _PLAN_CACHE.get((dfa, state, content))
-    if moves is None:
-        moves = _build_plan(dfa, state, content, WorkBudget(dfa.pattern, MAX_MESSAGE_WORK))
-        _PLAN_CACHE.put((dfa, state, content), moves, sum(step.nbytes for step in moves))
-    return moves
+    return _PLAN_CACHE.get_or_build(
+        (dfa, state, content),
+        lambda: _build_plan(dfa, state, content, WorkBudget(dfa.pattern, MAX_MESSAGE_WORK)),
+        lambda plan: sum(step.nbytes for step in plan),
+    )
 
 
 _PLAN_CACHE = LRUCache[Transitions](1 << 26)

@@ -1,171 +1,54 @@
-"""A regular expression as the smallest automaton over the bytes of UTF-8 text that matches it in full.
+"""A regular expression as a minimal DFA over the bytes of UTF-8 text that matches it in full.
 
-The syntax is Python's, without what is not regular (back references), what looks around, and flags. Sets of
-characters, as in `[^a-z]`, `\\w` or `.`, are whatever Python's own `re` says they are.
+Sets of characters, as in `[^a-z]`, `\\w` or `.`, are those of Python's own `re`.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unmask.guidance.regex.limits import WorkBudget
+from unmask.guidance.regex.parser import Alternation, CharClass, Concat, Node, Repeat, nested_too_deeply, parse
 from unmask.guidance.regex.utf8 import ByteEdge, utf8_dfa
 
 _MAX_STATES = 1 << 13
-"""Of an automaton; a pattern that needs more is refused."""
+"""States of an automaton; a pattern that needs more is refused."""
 _MAX_WORK = 1 << 23
-"""Elementary steps in which an automaton must be found: a second or two."""
+"""Elementary steps for building an automaton: a second or two."""
 _CHAR_CLASS_COST = 1 << 16
-"""What it takes to ask `re` about every character."""
+"""Elementary steps for matching `re` against every character."""
 
 DEAD_STATE, START_STATE = 0, 1
 
 
 @dataclass(frozen=True)
 class ByteDFA:
-    """`table` [S, 256] says where a byte leads; state 0 is dead and state 1 the start."""
+    """`transitions` [S, 256] is the next state after each byte; state 0 is dead and state 1 the start."""
 
     transitions: NDArray[np.int32]
     accepting: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class _CharClass:
-    """One character out of a set, which is written as in a pattern."""
-
-    source: str
-
-
-@dataclass(frozen=True)
-class _Concat:
-    parts: tuple[_Node, ...]
-
-
-@dataclass(frozen=True)
-class _Alternation:
-    options: tuple[_Node, ...]
-
-
-@dataclass(frozen=True)
-class _Repeat:
-    part: _Node
-    min_count: int
-    max_count: int | None
-
-
-_Node: TypeAlias = _CharClass | _Concat | _Alternation | _Repeat
-
-_ATOM = re.compile(
-    r"""
-      \\(?: x[0-9a-fA-F]{2} | u[0-9a-fA-F]{4} | U[0-9a-fA-F]{8} | 0[0-7]{0,2} | [1-3][0-7]{2}
-          | N\{[^}]*\} | [^bBAZ1-9xuUN] )
-    | \[\^?\]?(?:\\.|[^]\\])*\]
-    | [^\\[\](){}*+?|^$]
-    | [\]{}]
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_QUANTIFIER = re.compile(r"(?:([*+?])|\{(\d*)(,?)(\d*)\})")
-
-
-class _Parser:
-    """Reads a pattern that `re` has found to be well-formed."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern, self.pos = pattern, 0
-
-    def parse_alternation(self) -> _Node:
-        options = [self.parse_concat()]
-        while self._accept("|"):
-            options.append(self.parse_concat())
-        return options[0] if len(options) == 1 else _Alternation(tuple(options))
-
-    def parse_concat(self) -> _Node:
-        parts: list[_Node] = []
-        while self.pos < len(self.pattern) and self.pattern[self.pos] not in "|)":
-            parts.append(self._parse_quantifiers(self._parse_atom()))
-        return _Concat(tuple(parts))
-
-    def _parse_atom(self) -> _Node:
-        if self._accept("("):
-            if self._accept("?") and not self._accept(":"):
-                name = re.compile(r"P<\w+>").match(self.pattern, self.pos)
-                if name is None:
-                    raise self._unsupported(f"'(?{self.pattern[self.pos : self.pos + 1]}...)'")
-                self.pos = name.end()
-            inside = self.parse_alternation()
-            self.pos += 1  # its closing bracket
-            return inside
-        atom = _ATOM.match(self.pattern, self.pos)
-        if atom is None:
-            here = self.pattern[self.pos]
-            shown = self.pattern[self.pos : self.pos + 2] if here == "\\" else here
-            if here in "^$" or shown in ("\\A", "\\Z"):
-                raise ValueError(
-                    f"the pattern {self.pattern!r} has an anchor, {shown!r}; leave it away, as a hole is"
-                    " always matched from its beginning to its end"
-                )
-            raise self._unsupported(repr(shown))
-        self.pos = atom.end()
-        return _CharClass(atom[0] if atom[0] not in ("]", "{", "}") else "\\" + atom[0])
-
-    def _parse_quantifiers(self, part: _Node) -> _Node:
-        while times := _QUANTIFIER.match(self.pattern, self.pos):
-            sign, least, comma, most = times.groups()
-            if not (sign or least or most):
-                return part  # `{}` and `{,}` are what they look like
-            self.pos = times.end()
-            if self._accept("+"):
-                raise self._unsupported("a possessive repeat")
-            self._accept("?")  # lazy or greedy, it is the same set of texts
-            if sign:
-                part = _Repeat(part, int(sign == "+"), 1 if sign == "?" else None)
-            elif comma:
-                part = _Repeat(part, int(least or 0), int(most) if most else None)
-            else:
-                part = _Repeat(part, int(least), int(least))
-        return part
-
-    def _accept(self, sign: str) -> bool:
-        found = self.pattern.startswith(sign, self.pos)
-        self.pos += len(sign) * found
-        return found
-
-    def _unsupported(self, what: str) -> ValueError:
-        return ValueError(
-            f"the pattern {self.pattern!r} has {what}, which holes cannot be matched with; use characters,"
-            " sets, groups, | and repeats"
-        )
-
-
 def byte_dfa(pattern: str) -> ByteDFA:
-    """The smallest automaton of a pattern; where that would take long, one that may be larger."""
-    net = _NFA(pattern)
+    """The minimal automaton of a pattern; where minimizing would take long, a larger one."""
+    nfa = _NFA(pattern)
+    start = nfa.add_state()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what `re` may read otherwise one day
-            re.compile(pattern)
-        start = net.add_state()
-        end = net.add_node(_Parser(pattern).parse_alternation(), start)
-    except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
+        end = nfa.add_node(parse(pattern), start)
     except RecursionError:
-        raise ValueError(f"the pattern {pattern[:60]!r} is nested too deeply; use fewer groups") from None
+        raise nested_too_deeply(pattern) from None
     except OverflowError:
-        raise net.limit_error() from None
-    return _minimize(*_determinize(net, start, end))
+        raise nfa.limit_error() from None
+    return _minimize(*_determinize(nfa, start, end))
 
 
 class _NFA:
-    """States with edges of byte ranges, and edges that cost nothing."""
+    """States with edges of byte ranges, and epsilon edges."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -182,7 +65,7 @@ class _NFA:
         return len(self.edges) - 1
 
     def epsilon_closure(self, state: int) -> frozenset[int]:
-        """All that is reached for nothing, as far as it matters: where bytes lead on, and the end."""
+        """The states reached by epsilon edges that have byte edges or are the end."""
         if state not in self.epsilon_closures:
             reached, todo = {state}, [state]
             for here in todo:
@@ -199,25 +82,25 @@ class _NFA:
             " repeat smaller parts, or less often"
         )
 
-    def add_node(self, node: _Node, start: int) -> int:
-        """What the node matches from `start` on; the state it ends in."""
+    def add_node(self, node: Node, start: int) -> int:
+        """Add the automaton of a node from state `start` on; returns its end state."""
         self.budget.spend(8)
         match node:
-            case _CharClass(source):
+            case CharClass(source):
                 return self._add_char_class(source, start)
-            case _Concat(parts):
+            case Concat(parts):
                 for part in parts:
                     start = self.add_node(part, start)
                 return start
-            case _Alternation(options):
+            case Alternation(options):
                 end = self.add_state()
                 for option in options:
                     self.epsilon[self.add_node(option, self._epsilon_successor(start))].append(end)
                 return end
-            case _Repeat(part, least, most):
+            case Repeat(part, least, most):
                 return self._add_repeat(part, least, most, start)
 
-    def _add_repeat(self, part: _Node, min_count: int, max_count: int | None, start: int) -> int:
+    def _add_repeat(self, part: Node, min_count: int, max_count: int | None, start: int) -> int:
         for _ in range(min_count):
             start = self.add_node(part, start)
         end = self.add_state()
@@ -231,7 +114,7 @@ class _NFA:
         return end
 
     def _epsilon_successor(self, state: int) -> int:
-        """A state of its own, so that loops do not meet."""
+        """A new state after an epsilon edge, which keeps loops apart."""
         new = self.add_state()
         self.epsilon[state].append(new)
         return new
@@ -248,7 +131,7 @@ class _NFA:
 
 
 def _determinize(nfa: _NFA, start: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Sets of states that are reached together, as states: 0 is none of them, 1 the first."""
+    """Subset construction: sets of states become states, 0 is the empty set and 1 the start."""
     first = nfa.epsilon_closure(start)
     number = {frozenset[int](): DEAD_STATE, first: START_STATE}
     rows = [np.zeros(256, dtype=np.int32)]
@@ -269,7 +152,7 @@ def _determinize(nfa: _NFA, start: int, end: int) -> tuple[NDArray[np.int32], ND
 
 
 def _byte_transitions(nfa: _NFA, states: frozenset[int]) -> Iterator[tuple[int, int, frozenset[int]]]:
-    """Ranges of bytes and the states that they lead to from any of these."""
+    """Byte ranges with the states reached from any of these."""
     nfa.budget.spend(sum(2 + 4 * len(nfa.edges[state]) for state in states))
     edges = sorted(edge for state in states for edge in nfa.edges[state])
     if all(before[1] < after[0] for before, after in itertools.pairwise(edges)):
@@ -283,10 +166,10 @@ def _byte_transitions(nfa: _NFA, states: frozenset[int]) -> Iterator[tuple[int, 
 
 
 def _minimize(transitions: NDArray[np.int32], accepting: NDArray[np.bool_]) -> ByteDFA:
-    """Moore's refinement: states that no text tells apart are one.
+    """Moore's algorithm: states that no text distinguishes are merged.
 
-    It takes as many rounds as texts that tell two states apart are long, so that large repeats, which are
-    about as small as can be anyway, are left as they are.
+    It takes as many rounds as the longest text needed to distinguish two states. Large repeats, which are nearly
+    minimal anyway, are left as they are.
     """
     columns = transitions[:, np.unique(_group_equal_rows(transitions.T), return_index=True)[1]]
     kind = accepting.astype(np.int32)

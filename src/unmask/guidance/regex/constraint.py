@@ -32,8 +32,7 @@ from unmask.guidance.regex.backward_messages import (
     class_logsumexp,
     transition_plan,
 )
-from unmask.guidance.regex.cooperative import cooperative_yield
-from unmask.guidance.regex.limits import WorkBudget
+from unmask.guidance.regex.limits import WorkBudget, cooperative_yield
 from unmask.guidance.regex.token_dfa import IntArray, TokenDFA, token_dfa
 from unmask.types import LogX, NonFiniteError, Positions, RowFn, Times, Tokens
 

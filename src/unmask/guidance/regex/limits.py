@@ -1,29 +1,38 @@
-"""What a pattern may cost: work that is counted as it is done, and results that are kept up to some bytes."""
+"""Limits of what a pattern may cost: budgets of work, caches of bounded size, and cooperative yields."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 
+YIELD_HOOK: ContextVar[Callable[[], None]] = ContextVar("YIELD_HOOK", default=lambda: None)
+"""Called every few milliseconds of a long computation: a server runs other requests meanwhile."""
+
+
+def cooperative_yield() -> None:
+    """Call the hook."""
+    YIELD_HOOK.get()()
+
 
 class WorkBudget:
-    """Counts what is done for a pattern, and refuses to do more than `most`: on any machine the same."""
+    """Counts the work done for a pattern; ValueError when it exceeds `max_work`, on any machine alike."""
 
     def __init__(self, pattern: str, max_work: int) -> None:
         self.pattern, self.remaining = pattern, max_work
 
     def spend(self, amount: int) -> None:
-        """So much is about to be done."""
+        """Count work that is about to be done."""
         self.remaining -= amount
         if self.remaining < 0:
             raise self.limit_error()
 
     def limit_error(self) -> ValueError:
-        """What to tell of a pattern that asks for too much."""
+        """The error of a pattern that exceeds its budget."""
         return ValueError(
             f"the pattern {self.pattern[:60]!r} takes too much time or memory; repeat smaller parts, or less"
             " often, or match shorter holes"
@@ -31,7 +40,7 @@ class WorkBudget:
 
 
 class LRUCache(Generic[_T]):
-    """The results that were used last, as many as have `most` bytes in all."""
+    """The most recently used results, up to `max_bytes` in all; thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used_bytes = max_bytes, 0
@@ -39,7 +48,7 @@ class LRUCache(Generic[_T]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> _T | None:
-        """What was put there, if it is still kept."""
+        """The cached value, or None."""
         with self._lock:
             if key not in self._entries:
                 return None
@@ -47,9 +56,17 @@ class LRUCache(Generic[_T]):
             return self._entries[key][0]
 
     def put(self, key: Hashable, value: _T, num_bytes: int) -> None:
-        """Keep a value of so many bytes, and give up what has not been used for longest."""
+        """Cache a value of this size, and evict the least recently used ones."""
         with self._lock:
             self.used_bytes += num_bytes - self._entries.pop(key, (value, 0))[1]
             self._entries[key] = value, num_bytes
             while self.used_bytes > self.max_bytes:
                 self.used_bytes -= self._entries.popitem(last=False)[1][1]
+
+    def get_or_build(self, key: Hashable, build: Callable[[], _T], size: Callable[[_T], int]) -> _T:
+        """The cached value, or a new one, which is cached; two threads may build the same value at once."""
+        value = self.get(key)
+        if value is None:
+            value = build()
+            self.put(key, value, size(value))
+        return value

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.guidance.regex.byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
-from unmask.guidance.regex.cooperative import cooperative_yield
-from unmask.guidance.regex.limits import LRUCache, WorkBudget
+from unmask.guidance.regex.limits import LRUCache, WorkBudget, cooperative_yield
 from unmask.guidance.regex.token_bytes import token_bytes
 
 BoolArray = NDArray[np.bool_]
@@ -88,11 +87,9 @@ class TokenDFA:
 
 def token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
     """The automaton of a pattern over a tokenizer's tokens."""
-    automaton = TOKEN_DFA_CACHE.get((pattern, tokenizer))
-    if automaton is None:
-        automaton = _build_token_dfa(pattern, tokenizer)
-        TOKEN_DFA_CACHE.put((pattern, tokenizer), automaton, automaton.num_bytes)
-    return automaton
+    return TOKEN_DFA_CACHE.get_or_build(
+        (pattern, tokenizer), lambda: _build_token_dfa(pattern, tokenizer), lambda dfa: dfa.num_bytes
+    )
 
 
 def _build_token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
