@@ -219,7 +219,7 @@ def test_what_is_said_to_be_published_is(
 def test_a_license_is_an_identifier(tmp_path: Path, command: Command, folder: str) -> None:
     result = command("export", folder, str(tmp_path / "m"), "--license", "do what you want")
     assert result.code == 2
-    assert "a license is named by its identifier, as in apache-2.0" in result.err
+    assert "a license must be an identifier such as apache-2.0" in result.err
     assert not (tmp_path / "m").exists()
 
 

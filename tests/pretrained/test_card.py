@@ -173,7 +173,7 @@ def test_text_from_outside_is_shown_as_it_is(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("facts", [{"steps": 1000}, {1: "one"}, {"steps": None}])
 def test_facts_must_be_texts(facts: Mapping[Any, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"facts are texts by name, as in \{'steps': '1000'\}; got"):
+    with pytest.raises(ValueError, match=r"facts must be texts by name, as in \{'steps': '1000'\}; got"):
         unmask.save(new(), tmp_path / "m", facts=facts)
     assert list(tmp_path.iterdir()) == []
 
@@ -213,7 +213,7 @@ def test_nothing_is_claimed_that_was_not_given() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
-    [({"license": "my own\nlicense"}, "a license is named"), ({"languages": ("English",)}, "a language is")],
+    [({"license": "my own\nlicense"}, "a license must be"), ({"languages": ("English",)}, "a language must be")],
 )
 def test_metadata_are_identifiers(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

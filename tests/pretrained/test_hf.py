@@ -238,7 +238,7 @@ def test_a_folder_of_many_packed_models_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_programs_export_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ONNX export is for networks of unmask's.*upstream_format=True"):
+    with pytest.raises(ValueError, match=r"ONNX export does not support networks of transformers.*upstream_format"):
         export_onnx(LanguageModel(denoiser("bert")), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 

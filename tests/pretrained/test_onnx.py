@@ -163,7 +163,7 @@ def test_what_torch_cannot_export_is_told_in_a_sentence(
         raise RuntimeError("step 1/3\nNext steps:\n")
 
     monkeypatch.setattr(torch.onnx, "export", fails)
-    with pytest.raises(ValueError, match=r"^torch cannot write this network as an ONNX graph: step 1/3") as said:
+    with pytest.raises(ValueError, match=r"^torch cannot export this network to ONNX: step 1/3") as said:
         export_onnx(model(), tmp_path / "m.onnx")
     assert "\n" not in str(said.value)
     assert capsys.readouterr().out == ""
@@ -223,7 +223,7 @@ def test_a_sampler_without_this_library_writes_the_same(graph: Any) -> None:
 def test_an_autoregressive_sampler_writes_the_same(tmp_path: Path) -> None:
     lm = model(CAUSAL, NextToken())
     graph = session(export_onnx(lm, tmp_path / "m.onnx"))
-    assert "one place late" in graph.get_modelmeta().description
+    assert "shifted right by one position" in graph.get_modelmeta().description
     text = [3]
     while len(text) < LENGTH:
         (log_x,) = graph.run(["log_x"], {"tokens": np.array([[MASK, *text]])})
@@ -287,7 +287,7 @@ def test_a_failed_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
 
 
 def test_blocks_are_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not for block diffusion"):
+    with pytest.raises(ValueError, match="does not support block diffusion"):
         export_onnx(model(PLAIN, BlockDiffusion(block_size=2)), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -324,7 +324,7 @@ def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_model_that_does_not_fit_into_one_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_module, "_MAX_WEIGHT_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"less than 2 GiB, and this model has [\d,]+ bytes of weights"):
+    with pytest.raises(ValueError, match=r"limited to 2 GiB, but this model has [\d,]+ bytes of weights"):
         export_onnx(model(), tmp_path / "m.onnx")
 
 

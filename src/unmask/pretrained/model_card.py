@@ -1,6 +1,6 @@
-"""The model card: a `README.md` that says what a model is, how to use it and how it was trained.
+"""The model card: a `README.md` with the model's properties, its use and its training.
 
-Everything in it is read off the model or given by the caller as facts; nothing is claimed beyond that.
+Everything in it is read from the model or given by the caller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unmask.model import LanguageModel
 from unmask.objectives.base import Objective
 
 TrainingFacts: TypeAlias = Mapping[str, str]
-"""How a model was trained: what is known, by name."""
+"""How a model was trained: values by name."""
 
 _LICENSE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _LANGUAGE_PATTERN = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?")
@@ -32,7 +32,7 @@ _LANGUAGE_PATTERN = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?")
 
 @dataclass(frozen=True)
 class EvalResult:
-    """A figure that was measured on some text, and its standard error, as hubs list them."""
+    """An evaluation result with its standard error, as hubs list them."""
 
     dataset: str
     metric: str
@@ -43,28 +43,28 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class CardMetadata:
-    """What hubs file a model by, beside what can be read off it; nothing that was not given is claimed.
-
-    `license` is an identifier such as apache-2.0, `datasets` are names on the hub, `languages` codes such as
-    en.
-    """
+    """Metadata for hubs that cannot be read from the model."""
 
     license: str | None = None
+    """An identifier such as apache-2.0."""
     datasets: tuple[str, ...] = ()
+    """Names of datasets on the hub."""
     languages: tuple[str, ...] = ()
+    """Codes such as en."""
     results: tuple[EvalResult, ...] = ()
+    """Evaluation results."""
 
     def __post_init__(self) -> None:
         if self.license is not None and not _LICENSE_PATTERN.fullmatch(self.license):
-            raise ValueError(f"a license is named by its identifier, as in apache-2.0 or mit; got {self.license!r}")
+            raise ValueError(f"a license must be an identifier such as apache-2.0 or mit; got {self.license!r}")
         for language in self.languages:
             if not _LANGUAGE_PATTERN.fullmatch(language):
-                raise ValueError(f"a language is named by its code, as in en or de; got {language!r}")
+                raise ValueError(f"a language must be a code such as en or de; got {language!r}")
 
 
 @dataclass(frozen=True)
 class _ModelKind:
-    """How models of one process are introduced, and where a hub files them."""
+    """Title, tags and description of the models of one process."""
 
     title: str
     tag: str
@@ -77,36 +77,46 @@ _MODEL_KINDS: dict[type[Process], _ModelKind] = {
         "Masked diffusion language model",
         "masked-diffusion",
         "fill-mask",
-        "It fills in hidden tokens, and so writes any part of a text in any order.",
+        "It predicts masked tokens, and so generates any part of a text in any order.",
     ),
     UniformNoise: _ModelKind(
         "Uniform diffusion language model",
         "uniform-diffusion",
         "text-generation",
-        "It turns random tokens into text, all positions at once.",
+        "It turns random tokens into text, all positions in parallel.",
     ),
     BlockMasking: _ModelKind(
         "Block diffusion language model",
         "block-diffusion",
         "text-generation",
-        "It writes from left to right in blocks, and the tokens of a block in any order.",
+        "It generates blocks from left to right, and the tokens of a block in any order.",
     ),
     LeftToRight: _ModelKind(
         "Autoregressive language model",
         "autoregressive",
         "text-generation",
-        "It writes from left to right, one token at a time.",
+        "It generates from left to right, one token at a time.",
     ),
 }
 
 
+_OTHER_KIND = _ModelKind(
+    "Diffusion language model",
+    "diffusion",
+    "text-generation",
+    "It generates text by reversing a noise process.",
+)
+"""For processes from outside the package."""
+
+
 def model_card(model: LanguageModel, facts: TrainingFacts | None = None, metadata: CardMetadata | None = None) -> str:
     """The card of a model, in Markdown with the front matter that hubs read."""
-    kind, metadata = _MODEL_KINDS[type(model.denoiser.process)], metadata or CardMetadata()
+    kind = _MODEL_KINDS.get(type(model.denoiser.process), _OTHER_KIND)
+    metadata = metadata or CardMetadata()
     parts = [
         _front_matter(kind, _objective_tag(model.objective), metadata),
         f"# {kind.title}",
-        f"{kind.description} This folder is read by the Python library `unmask`.",
+        f"{kind.description} It is loaded with the Python library `unmask`.",
         _markdown_table("property", "value", _property_rows(model)),
         "## Use",
         _usage_section(model),
@@ -134,11 +144,11 @@ def _result_row(result: EvalResult) -> tuple[str, str]:
 def _check_facts(facts: TrainingFacts) -> None:
     for name, value in facts.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ValueError(f"facts are texts by name, as in {{'steps': '1000'}}; got {{{name!r}: {value!r}}}")
+            raise ValueError(f"facts must be texts by name, as in {{'steps': '1000'}}; got {{{name!r}: {value!r}}}")
 
 
 def _front_matter(kind: _ModelKind, objective: str, metadata: CardMetadata) -> str:
-    """YAML, whose texts are written as in JSON: any text can then be one."""
+    """YAML; its strings are written as JSON, so that any text is valid."""
     lines = ["---", "library_name: unmask", f"pipeline_tag: {kind.pipeline_tag}"]
     if metadata.license is not None:
         lines.append(f"license: {json.dumps(metadata.license.lower())}")
@@ -153,7 +163,7 @@ def _front_matter(kind: _ModelKind, objective: str, metadata: CardMetadata) -> s
 
 
 def _model_index_entry(result: EvalResult, kind: _ModelKind) -> list[str]:
-    """A result as an entry of a model index."""
+    """An entry of the model index."""
     name = f"{result.metric} ({result.description})" if result.description else result.metric
     error = {} if result.standard_error is None else {"standard_error": result.standard_error}
     metric = {"type": result.metric, "value": result.value, "name": name}
@@ -165,7 +175,7 @@ def _model_index_entry(result: EvalResult, kind: _ModelKind) -> list[str]:
 
 
 def _yaml_string(text: str) -> str:
-    """A word as it is, anything else in quotes."""
+    """A plain word unquoted, anything else quoted."""
     return text if re.fullmatch(r"[a-z][a-z0-9-]*", text) and text not in ("no", "yes") else json.dumps(text)
 
 
@@ -205,7 +215,7 @@ def _describe_tokenizer(tokenizer: BaseTokenizer | None) -> str:
 
 
 def _token_unit(tokenizer: BaseTokenizer) -> str:
-    """What its tokens are."""
+    """The kind of its tokens."""
     if tokenizer.digest == Tokenizer.bytes().digest:
         return "bytes"
     if tokenizer.digest == Tokenizer.dna().digest:
@@ -219,8 +229,8 @@ def _token_unit(tokenizer: BaseTokenizer) -> str:
 
 
 def _usage_section(model: LanguageModel) -> str:
-    """Python and commands that run as they stand, in the model's folder."""
-    text, written = _example_text(model), "tokens" if model.tokenizer is None else "texts"
+    """Python code and commands that run in the model's folder."""
+    text, output = _example_text(model), "tokens" if model.tokenizer is None else "texts"
     template = f"{text}<mask>"
     return f"""In this folder, with Python:
 
@@ -228,12 +238,12 @@ def _usage_section(model: LanguageModel) -> str:
 import unmask
 
 lm = unmask.load(".")
-print(lm.sample(n=2).{written})
-print(lm.infill({template!r}).{written})
+print(lm.sample(n=2).{output})
+print(lm.infill({template!r}).{output})
 print(lm.score([{text!r}]).nats_per_token)
 ```
 
-or on the command line (`<mask:12>` stands for twelve hidden tokens):
+or on the command line (`<mask:12>` stands for twelve masked tokens):
 
 ```bash
 unmask sample . --n 2
@@ -243,20 +253,20 @@ unmask score . {shlex.quote(text)}
 
 
 def _example_text(model: LanguageModel) -> str:
-    """A text for examples: the first that the model can read, with room for a hole after it."""
+    """A text for examples that the model can encode, with room for a hole after it."""
     tokenizer, mask = model.tokenizer, model.vocab.mask_id
     if tokenizer is None:
         return "0 " if mask else "1 "
-    usual = ["ACGT"] if _token_unit(tokenizer) == "DNA bases" else ["The ", "the "]
+    common = ["ACGT"] if _token_unit(tokenizer) == "DNA bases" else ["The ", "the "]
     known = sorted(set(tokenizer.vocab.values()) - {mask})
-    rare = (tokenizer.decode([i]) for i in known[:100])
-    return next((text for text in chain(usual, rare) if _can_encode(text, tokenizer, model)), "...")
+    single_tokens = (tokenizer.decode([i]) for i in known[:100])
+    return next((text for text in chain(common, single_tokens) if _can_encode(text, tokenizer, model)), "...")
 
 
 def _can_encode(text: str, tokenizer: BaseTokenizer, model: LanguageModel) -> bool:
     try:
         length = len(tokenizer.encode(text))
-    except ValueError:  # it has a character or word that the tokenizer does not know
+    except ValueError:  # the tokenizer does not know a character or word
         return False
     return text.isprintable() and 0 < length < (model.denoiser.max_length or length + 1)
 
@@ -267,5 +277,5 @@ def _markdown_table(name: str, value: str, rows: Iterable[tuple[str, str]]) -> s
 
 
 def _escape_markdown(text: str) -> str:
-    """Text that Markdown shows as it is, in one cell of a table: no markup, HTML, link or line break."""
+    """Text for one table cell without markup, HTML, links or line breaks."""
     return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", " ".join(text.split()))

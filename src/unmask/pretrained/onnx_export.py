@@ -1,10 +1,10 @@
-"""A model as one ONNX file, for programs that know nothing of this library.
+"""Export to ONNX, for programs without this library.
 
     log_x [batch, length, vocab] = graph(tokens [batch, length])          or graph(tokens, t [batch, 1])
 
-`log_x` is float32: the log-probabilities of the clean token at every position, read as the objective
-reads them (the mask's column is -inf). `t`, 0 for data and 1 for all mask, is an input only of models
-whose answer depends on it. Batch and length are free. The file's metadata say what a caller must know.
+`log_x` is float32: the log-probabilities of the clean token at every position, in the parameterization of the
+objective (the mask's column is -inf). `t`, 0 for data and 1 for all mask, is an input only of models whose
+output depends on it. Batch and length are dynamic. The file's metadata has what a caller must know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unmask.types import LogX, Times, Tokens
 
 _ONNX_FORMAT = "unmask-onnx-2"
 _MAX_WEIGHT_BYTES = 2**31 - 2**24
-"""Bytes of weights: protobuf ends at 2 GiB, and the graph itself needs a little."""
+"""Bytes of weights: protobuf is limited to 2 GiB, and the graph itself needs some."""
 
 
 class _DenseModel(nn.Module):
@@ -65,17 +65,15 @@ def export_onnx(model: LanguageModel, path: str | os.PathLike[str], *, overwrite
         raise ValueError(f"{file} exists already; choose another name or pass overwrite=True")
     if isinstance(model.denoiser.config.backbone, HFBackboneConfig):
         raise ValueError(
-            "ONNX export is for networks of unmask's; write those of transformers with upstream_format=True, for"
-            " its own exporters"
+            "ONNX export does not support networks of transformers: save the model with upstream_format=True, and use"
+            " their own exporters"
         )
     if isinstance(model.denoiser.process, BlockMasking):
-        raise ValueError(
-            "ONNX export is not for block diffusion: a graph of one call holds no cache of finished blocks"
-        )
+        raise ValueError("ONNX export does not support block diffusion: a graph has no cache of finished blocks")
     metadata = _graph_metadata(model.denoiser)
     size = 4 * sum(parameter.numel() for parameter in model.denoiser.parameters())
     if size > _MAX_WEIGHT_BYTES:
-        raise ValueError(f"an ONNX file holds less than 2 GiB, and this model has {size:,} bytes of weights")
+        raise ValueError(f"an ONNX file is limited to 2 GiB, but this model has {size:,} bytes of weights")
     graph = _export_graph(model.denoiser, metadata)
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(file) as fresh:
@@ -90,8 +88,8 @@ def _all_positions(tokens: Tokens) -> tuple[Tensor, Tensor]:
 
 
 def _graph_metadata(denoiser: Denoiser) -> dict[str, str]:
-    """What a caller must know; `config` is all of what `config.json` says."""
-    stated = {
+    """What a caller must know; `config` is the content of `config.json`."""
+    values = {
         "format": _ONNX_FORMAT,
         "objective": type(denoiser.objective).__name__,
         "vocab_size": denoiser.vocab.size,
@@ -99,47 +97,47 @@ def _graph_metadata(denoiser: Denoiser) -> dict[str, str]:
         "max_length": denoiser.max_length,
         "config": json.dumps(to_json(denoiser.config)),
     }
-    return {name: str(value) for name, value in stated.items() if value is not None}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _graph_description(denoiser: Denoiser) -> str:
-    """How to call the graph, for people who have nothing but the file."""
-    told = "" if denoiser.time_independent else " at time t (0: data, 1: pure noise)"
-    read = "log_x[b, l] is the log-probabilities of the clean token at position l of row b"
+    """How to call the graph, for readers of the file."""
+    time = "" if denoiser.time_independent else " at time t (0: data, 1: pure noise)"
+    output = "log_x[b, l] is the log-probabilities of the clean token at position l of sequence b"
     if isinstance(denoiser.process, LeftToRight):
-        return f"{read}, if tokens are the text one place late, after the mask id{told}."
-    total = "they sum to one" if denoiser.normalized else "what they lack to one stays masked"
-    return f"{read}, given tokens with the mask id where they are hidden{told}; {total}."
+        return f"{output}, if tokens are the text shifted right by one position, after the mask id{time}."
+    total = "they sum to one" if denoiser.normalized else "the rest to one is the probability of staying masked"
+    return f"{output}, given tokens with the mask id at masked positions{time}; {total}."
 
 
 def _export_graph(denoiser: Denoiser, metadata: dict[str, str]) -> bytes:
     try:
         import onnx
-        import onnxscript  # noqa: F401  (torch's exporter needs it, and says so less clearly)
+        import onnxscript  # noqa: F401  (needed by torch's exporter)
     except ModuleNotFoundError:
         raise ValueError("ONNX export needs the extra onnx: pip install 'unmask[onnx]'") from None
-    whole = _DenseModel(copy.deepcopy(denoiser).float().cpu()).eval().requires_grad_(False)
+    dense = _DenseModel(copy.deepcopy(denoiser).float().cpu()).eval().requires_grad_(False)
     try:
         with _silence_loggers():
-            program = torch.onnx.export(whole, (), **_example_inputs(denoiser), dynamo=True, verbose=False)
-    except Exception as error:  # of many kinds, with pages of advice for those who work on torch
+            program = torch.onnx.export(dense, (), **_example_inputs(denoiser), dynamo=True, verbose=False)
+    except Exception as error:  # many types, with long messages for developers of torch
         reason = " ".join(str(error.__cause__ or error).split())[:200]
-        raise ValueError(f"torch cannot write this network as an ONNX graph: {reason}") from None
+        raise ValueError(f"torch cannot export this network to ONNX: {reason}") from None
     assert program is not None
     proto = program.model_proto
     _strip_metadata(proto.graph)
-    del proto.graph.value_info[:]  # shapes of the exporter's own graph: tools that change it trip over them
+    del proto.graph.value_info[:]  # stale shapes, over which tools that rewrite the graph stumble
     proto.doc_string = _graph_description(denoiser)
     onnx.helper.set_model_props(proto, metadata)
-    written: bytes = proto.SerializeToString(deterministic=True)
-    return written
+    serialized: bytes = proto.SerializeToString(deterministic=True)
+    return serialized
 
 
 def _example_inputs(denoiser: Denoiser) -> dict[str, Any]:
-    """Example inputs, and which of their sizes are free.
+    """Example inputs, and their dynamic sizes.
 
-    The exporter takes sizes of 0 and 1, and those that can have one value only, for constants: hence a
-    batch of two, and at least three tokens, even for a model that takes fewer.
+    The exporter treats sizes of 0 and 1, and sizes with a single possible value, as constants: hence a batch of
+    two and at least three tokens, even for a model that takes fewer.
     """
     free = torch.export.Dim
     longest = denoiser.max_length and max(denoiser.max_length, 3)
@@ -147,7 +145,7 @@ def _example_inputs(denoiser: Denoiser) -> dict[str, Any]:
     shapes = {"tokens": {0: free("batch"), 1: free("length", max=longest)}}
     if not denoiser.time_independent:
         kwargs["t"] = torch.full((2, 1), 0.5)
-        shapes["t"] = {0: free.DYNAMIC}  # named "batch" a second time, it would be warned about
+        shapes["t"] = {0: free.DYNAMIC}  # a second dimension named "batch" causes a warning
     return {
         "kwargs": kwargs,
         "dynamic_shapes": shapes,
@@ -157,7 +155,7 @@ def _example_inputs(denoiser: Denoiser) -> dict[str, Any]:
 
 
 def _strip_metadata(graph: Any) -> None:
-    """Drop the exporter's notes: stack traces, with the paths of the computer that it ran on."""
+    """Drop the exporter's metadata: stack traces with local paths."""
     for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
@@ -165,7 +163,7 @@ def _strip_metadata(graph: Any) -> None:
 
 @contextmanager
 def _silence_loggers() -> Iterator[None]:
-    """Without what torch's exporter has to say about its own insides and about torchvision."""
+    """Silence the output and warnings of torch's exporter."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
