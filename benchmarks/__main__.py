@@ -45,24 +45,24 @@ COMPARISONS: dict[str, Callable[[], Result]] = {
 
 
 def main() -> None:
-    """Run what was asked for, everything by default."""
+    """Run the selected benchmarks, all by default."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where JSON and plot are written")
     parser.add_argument("--only", nargs="*", help="parts of names: " + ", ".join((*COMPARISONS, *EXTRAS)))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     known = (*COMPARISONS, *EXTRAS)
-    wanted = [name for name in known if _is_selected(name, asked.only)]
-    if not wanted:
-        _log(f"make bench: nothing is called {' '.join(asked.only)}; there are {', '.join(known)}")
+    selected = [name for name in known if _is_selected(name, args.only)]
+    if not selected:
+        _log(f"make bench: nothing is called {' '.join(args.only)}; there are {', '.join(known)}")
         sys.exit(2)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
+    args.out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
     peaks = _matmul_peaks()
     _log(", ".join(f"{name} matrix products {peak / 1e9:,.0f} GFLOP/s" for name, peak in peaks.items()))
     results: dict[str, Result] = {}
     extras: dict[str, Any] = {}
-    for number, name in enumerate(wanted, start=1):
-        _log(f"{number} of {len(wanted)}: {name} ({time.perf_counter() - begun:.0f} s so far)")
+    for number, name in enumerate(selected, start=1):
+        _log(f"{number} of {len(selected)}: {name} ({time.perf_counter() - start:.0f} s so far)")
         if name in COMPARISONS:
             results[name] = COMPARISONS[name]()
         else:
@@ -71,12 +71,12 @@ def main() -> None:
             **collect_provenance(seed=0, data={}),
             "peaks": peaks,
             "peak_at_the_end": current_peak_flops(),
-            "seconds": time.perf_counter() - begun,
+            "seconds": time.perf_counter() - start,
             "results": {each: result.to_json() for each, result in results.items()},
             **extras,
         }
         # After each, so that a run that is stopped is not lost.
-        (asked.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
+        (args.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     _print_results(list(results.values()))
     if "startup" in extras:
         found = extras["startup"]
@@ -85,8 +85,8 @@ def main() -> None:
             f" {_format_seconds(found['torch'])}; --help {_format_seconds(found['help'])}"
         )
     if "scaling" in extras:
-        _plot(extras["scaling"], asked.out / "scaling.png")
-    _log(f"figures are in {asked.out}")
+        _plot(extras["scaling"], args.out / "scaling.png")
+    _log(f"figures are in {args.out}")
 
 
 EXTRAS: dict[str, Callable[[], Any]] = {
@@ -138,11 +138,11 @@ def _plot(points: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(11, 3), layout="constrained")
     for place, axis in zip(figure.subplots(1, len(scaling.AXES)), scaling.AXES, strict=True):
-        mine = [point for point in points if point["axis"] == axis]
-        values = [point["value"] for point in mine]
+        selected = [point for point in points if point["axis"] == axis]
+        values = [point["value"] for point in selected]
         for name, marker in (("baseline", "s"), ("ours", "o")):
             label = "unmask" if name == "ours" else name
-            place.loglog(values, [point[name] for point in mine], marker=marker, label=label)
+            place.loglog(values, [point[name] for point in selected], marker=marker, label=label)
         place.set_xlabel(axis)
         place.set_xticks(values, [str(value) for value in values])
         place.minorticks_off()

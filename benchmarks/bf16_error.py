@@ -26,17 +26,17 @@ def main() -> None:
     parser.add_argument("corpus", help="a prepared corpus, whose held-out part is used")
     parser.add_argument("--windows", type=int, default=32)
     parser.add_argument("--passes", type=int, default=4)
-    asked = parser.parse_args()
-    model = unmask.load(asked.model)
+    args = parser.parse_args()
+    model = unmask.load(args.model)
     rounded = unmask.LanguageModel(copy.deepcopy(model.denoiser), model.tokenizer)
     rounded.denoiser.to_bf16()
     length = model.denoiser.max_length
     assert length is not None
-    loader = Loader(Corpus.open(asked.corpus).splits["valid"], Wrapped(length), batch_size=8)
+    loader = Loader(Corpus.open(args.corpus).splits["valid"], Wrapped(length), batch_size=8)
     exact, differences = [], []
-    for number in range(asked.passes):
-        for first in range(0, asked.windows, 8):
-            batch = loader.sequential_batch(first, 8, num_windows=asked.windows)
+    for number in range(args.passes):
+        for first in range(0, args.windows, 8):
+            batch = loader.sequential_batch(first, 8, num_windows=args.windows)
             found = []
             for each in (model, rounded):
                 generator = torch.Generator().manual_seed(1000 * number + first)

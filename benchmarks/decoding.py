@@ -90,12 +90,12 @@ def matched_networks(kv_heads: int) -> tuple[Any, Any]:
 @torch.inference_mode()
 def _compare_forward(kv_heads: int, theirs: Any, ours: Any, repeats: int) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
-    for rows, length, asked in ((1, 256, 256), (4, 256, 256), (1, 256, 32), (4, 256, 32)):
-        where = (torch.arange(length) < asked).expand(rows, -1)
+    for rows, length, queried in ((1, 256, 256), (4, 256, 256), (1, 256, 32), (4, 256, 32)):
+        where = (torch.arange(length) < queried).expand(rows, -1)
         z = torch.randint(VOCAB - 1, (rows, length)).masked_fill(where, VOCAB - 1)
         everyone, t = torch.zeros(rows, 1, length, length), torch.ones(rows, 1)
         slow, fast = time_alternating(
-            partial(_log_probabilities, theirs, z, everyone, torch.arange(asked)),
+            partial(_log_probabilities, theirs, z, everyone, torch.arange(queried)),
             partial(ours, z, t, where),
             repeats,
         )
@@ -106,14 +106,14 @@ def _compare_forward(kv_heads: int, theirs: Any, ours: Any, repeats: int) -> lis
                 "kv_heads": kv_heads,
                 "rows": rows,
                 "length": length,
-                "asked": asked,
+                "queried": queried,
                 "transformers": middle[0],
                 "unmask": middle[1],
                 "ratios": ratios,
             }
         )
         print(
-            f"{rows} x {length} tokens, {kv_heads} of {HEADS} keys, asked at {asked}:"
+            f"{rows} x {length} tokens, {kv_heads} of {HEADS} keys, queried at {queried} positions:"
             f" transformers {middle[0]:.3f} s, unmask {middle[1]:.3f} s,"
             f" {middle[2]:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
         )
@@ -121,8 +121,8 @@ def _compare_forward(kv_heads: int, theirs: Any, ours: Any, repeats: int) -> lis
 
 
 def _log_probabilities(network: Any, z: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-    said: Tensor = network(z, attention_mask=mask, logits_to_keep=places).logits.log_softmax(-1)
-    return said
+    log_x: Tensor = network(z, attention_mask=mask, logits_to_keep=places).logits.log_softmax(-1)
+    return log_x
 
 
 def windows(lm: LanguageModel, text: str, count: int) -> Tensor:
@@ -219,19 +219,19 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("runs/family.json"))
-    asked = parser.parse_args()
-    if asked.what == "calls":
-        found = forward_times(asked.repeats)
+    args = parser.parse_args()
+    if args.what == "calls":
+        results = forward_times(args.repeats)
     else:
-        if not (asked.model and asked.text and asked.reference_model):
+        if not (args.model and args.text and args.reference_model):
             parser.error("caches needs a model, a text and --reference-model")
-        text, judge = Path(asked.text).read_text(encoding="utf-8"), unmask.load(asked.reference_model)
-        models = {"MDLM": asked.model, **({"block": asked.block_model} if asked.block_model else {})}
-        found = []
+        text, judge = Path(args.text).read_text(encoding="utf-8"), unmask.load(args.reference_model)
+        models = {"MDLM": args.model, **({"block": args.block_model} if args.block_model else {})}
+        results = []
         for name, folder in models.items():
-            found += compare_caches(unmask.load(folder), judge, text, asked.num_samples, asked.block_size, name)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            results += compare_caches(unmask.load(folder), judge, text, args.num_samples, args.block_size, name)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

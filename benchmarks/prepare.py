@@ -32,22 +32,22 @@ def tokenize_directly(file: Path, out: Path, tokenizer: Tokenizer) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("file", type=Path, help="text, of some megabytes")
+    parser.add_argument("file", type=Path, help="a text file of a few megabytes")
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
-    megabytes = asked.file.stat().st_size / 1e6
+    args = parser.parse_args()
+    megabytes = args.file.stat().st_size / 1e6
     for name in TOKENIZERS:
         with tempfile.TemporaryDirectory() as folder:
             made, number = Path(folder) / "made", itertools.count()
-            prepare([str(asked.file)], made, name)
+            prepare([str(args.file)], made, name)
             tokenizer = Tokenizer.from_file(made / "tokenizer.json")
             spec = name if name == "bytes" else str(made / "tokenizer.json")
             plain, ours = time_alternating(
-                lambda: tokenize_directly(asked.file, Path(folder) / "plain.npy", tokenizer),  # noqa: B023
-                lambda: prepare([str(asked.file)], Path(folder) / str(next(number)), spec),  # noqa: B023
-                asked.repeats,
+                lambda: tokenize_directly(args.file, Path(folder) / "plain.npy", tokenizer),  # noqa: B023
+                lambda: prepare([str(args.file)], Path(folder) / str(next(number)), spec),  # noqa: B023
+                args.repeats,
             )
-        ratios = [theirs / own for theirs, own in zip(plain, ours, strict=True)]
+        ratios = [baseline / unmask for baseline, unmask in zip(plain, ours, strict=True)]
         print(
             f"{name}: {megabytes / median(ours):.1f} MB/s, plainly {megabytes / median(plain):.1f} MB/s:"
             f" {median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})",

@@ -22,7 +22,7 @@ AXES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds to write some texts; the reference's are measured for up to 64 of its steps, which are alike."""
+    """Seconds to generate texts; the reference is timed for up to 64 of its steps, which all take the same time."""
 
     axis: str
     value: int
@@ -52,9 +52,10 @@ def _measure_point(axis: str, value: int) -> Point:
     model.generate(blank, Ancestral(1))
     done = model.generate(blank, Ancestral(steps))
     ours = min(time_once(lambda: model.generate(blank, Ancestral(steps))) for _ in range(2 if steps <= 64 else 1))
-    some = min(steps, 64)
-    theirs = time_once(lambda: ancestral_sample(reference, blank, steps, max_steps=some)) * steps / some
-    return Point(axis, value, ours, theirs, done.nfe, done.num_queries)
+    measured_steps = min(steps, 64)
+    seconds = time_once(lambda: ancestral_sample(reference, blank, steps, max_steps=measured_steps))
+    baseline = seconds * steps / measured_steps
+    return Point(axis, value, ours, baseline, done.nfe, done.num_queries)
 
 
 if __name__ == "__main__":

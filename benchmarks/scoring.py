@@ -2,9 +2,9 @@
 
     python -m benchmarks.scoring        # words and bytes
 
-Passes over a text are independent, so the time to any error is in proportion to the seconds and to the
-variance of a pass. The seconds are those of networks with the reference's shape. The variance is that of a
-model of ours that has learned, both ways: one that has not knows little more than prices (see `luck`).
+Passes over a text are independent, so the time to reach an error is proportional to the seconds and to the
+variance of one pass. Seconds are those of networks of the reference's shape. Variances of both estimators are those
+of a trained model of ours: in an untrained one, the control variate explains nearly all of the variance.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def byte_case() -> Case:
 
 def measure_scoring(case: Case, groups: int = 3) -> Result:
     """Seconds for `WINDOWS` windows of Python's standard library to 1 %, each group with draws of its own."""
-    theirs, ours = _variances(case, groups)
+    baseline_variances, ours_variances = _variances(case, groups)
     text = RandomTokens.generate(WINDOWS * case.size.length, case.size.vocab)
     windows = torch.from_numpy(text.ids).view(WINDOWS, -1)
     reference, precision, model = fastest_pair(
@@ -61,24 +61,24 @@ def measure_scoring(case: Case, groups: int = 3) -> Result:
     )
     loader = Loader(text, Wrapped(case.size.length), WINDOWS)
 
-    def own() -> None:
+    def score() -> None:
         with model.inference_mode():
             score_corpus(model.denoiser, model.objective, loader, EvalConfig(replicates=DRAWS))
 
     seconds = time_alternating(
-        lambda: nll_estimates(reference, windows, draws=DRAWS, batch=WINDOWS), own, repeats=groups
+        lambda: nll_estimates(reference, windows, draws=DRAWS, batch=WINDOWS), score, repeats=groups
     )
     slow, fast = (
         tuple(variance / TARGET_ERROR**2 * time / DRAWS for variance, time in zip(variances, times, strict=True))
-        for variances, times in zip((theirs, ours), seconds, strict=True)
+        for variances, times in zip((baseline_variances, ours_variances), seconds, strict=True)
     )
-    apart = sum(theirs) / sum(ours)
-    note = f"variances are {apart:.1f} to 1, from {groups} x {PASSES} passes over {WINDOWS} windows"
+    ratio = sum(baseline_variances) / sum(ours_variances)
+    note = f"variances are {ratio:.1f} to 1, from {groups} x {PASSES} passes over {WINDOWS} windows"
     return Result(f"scoring to a standard error of 1 %, {case.name}", precision, slow, fast, note=note)
 
 
 def _variances(case: Case, groups: int) -> tuple[list[float], list[float]]:
-    """Of a pass, relative to the squared nats: a coin for each token as in the reference, and our way."""
+    """Variances of one pass, relative to the squared nats: of the reference's estimator, and of ours."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = case.experiment
         corpus = prepare(experiment.sources, Path(folder), experiment.tokenizer, experiment.prepare)

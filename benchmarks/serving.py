@@ -80,7 +80,7 @@ def make_requests(count: int, seed: int, lengths: Sequence[int] = (8, 16, 24)) -
     ]
 
 
-def run_load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
+def run_load(url: str, requests: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
     """Tokens a second, each request's seconds, and the texts."""
     place, opened = threading.local(), list[http.client.HTTPConnection]()
 
@@ -97,11 +97,11 @@ def run_load(url: str, wanted: list[dict[str, Any]], clients: int) -> tuple[floa
 
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        done = list(pool.map(one, wanted))
+        done = list(pool.map(one, requests))
     spent = time.perf_counter() - start
     for connection in opened:
         connection.close()
-    tokens = sum(body["max_tokens"] for body in wanted)
+    tokens = sum(body["max_tokens"] for body in requests)
     return tokens / spent, [seconds for seconds, _ in done], [text for _, text in done]
 
 
@@ -141,36 +141,36 @@ def main() -> None:
     parser.add_argument("--mixed", type=int, default=5000, help="short requests of the mixed load")
     parser.add_argument("--crowds", type=int, nargs="+", default=(16, 64, 256), help="clients of the mixed load")
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.requests, asked.clients, asked.repeats, asked.memory = 8, 4, 1, 20
-        asked.mixed, asked.crowds = 40, (4, 8)
+    args = parser.parse_args()
+    if args.quick:
+        args.requests, args.clients, args.repeats, args.memory = 8, 4, 1, 20
+        args.mixed, args.crowds = 40, (4, 8)
     with tempfile.TemporaryDirectory() as folder:
-        model = asked.model or f"{folder}/model"
-        if not asked.model:
+        model = args.model or f"{folder}/model"
+        if not args.model:
             recipe = RECIPES["stdlib-tiny"]()
             save(LanguageModel.from_config(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
         with running_server(model) as (url, pid):
-            wanted = make_requests(asked.requests, 0, asked.lengths)
-            run_load(url, wanted[:8], 1)
+            requests = make_requests(args.requests, 0, args.lengths)
+            run_load(url, requests[:8], 1)
             ratios = []
-            for _ in range(asked.repeats):
-                alone, _, texts = run_load(url, wanted, 1)
-                crowd, seconds, same = run_load(url, wanted, asked.clients)
+            for _ in range(args.repeats):
+                alone, _, texts = run_load(url, requests, 1)
+                crowd, seconds, same = run_load(url, requests, args.clients)
                 ratios.append(crowd / alone)
                 agree = statistics.mean(a == b for a, b in zip(texts, same, strict=True))
                 print(
-                    f"one after another {alone:,.0f} tokens/s, {asked.clients} clients {crowd:,.0f} tokens/s:"
+                    f"one after another {alone:,.0f} tokens/s, {args.clients} clients {crowd:,.0f} tokens/s:"
                     f" {crowd / alone:.1f}x; a request took {statistics.median(seconds):.2f} s,"
                     f" the longest {max(seconds):.2f} s; {agree:.1%} of the texts are the same",
                     flush=True,
                 )
             print(f"ratio {statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
-            if asked.memory:
-                sizes = memory_under_disconnects(url, pid, asked.memory, asked.clients)
-                print(f"memory over {asked.memory:,} requests, MB: {' '.join(f'{size:.0f}' for size in sizes)}")
-            for clients in asked.crowds if asked.mixed else ():
-                found = run_mixed_load(url, clients, asked.mixed // len(asked.crowds), 1.0 if asked.quick else 10.0)
+            if args.memory:
+                sizes = memory_under_disconnects(url, pid, args.memory, args.clients)
+                print(f"memory over {args.memory:,} requests, MB: {' '.join(f'{size:.0f}' for size in sizes)}")
+            for clients in args.crowds if args.mixed else ():
+                found = run_mixed_load(url, clients, args.mixed // len(args.crowds), 1.0 if args.quick else 10.0)
                 print(found.summary(_megabytes(pid)), flush=True)
 
 

@@ -88,9 +88,9 @@ def measure_memory(model: str, count: int, clients: int) -> list[float]:
         for part in range(10):
             seconds, statuses = run_requests(url, range(part * count // 10, (part + 1) * count // 10), clients)
             sizes.append(_megabytes(pid))
-            told = ", ".join(f"{many} x {status}" for status, many in sorted(statuses.items()))
+            summary = ", ".join(f"{many} x {status}" for status, many in sorted(statuses.items()))
             pace = sum(statuses.values()) / seconds
-            print(f"{(part + 1) * count // 10:,}: {sizes[-1]:.0f} MB, {pace:.0f} a second ({told})", flush=True)
+            print(f"{(part + 1) * count // 10:,}: {sizes[-1]:.0f} MB, {pace:.0f} a second ({summary})", flush=True)
     return sizes
 
 
@@ -100,13 +100,13 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="a model folder; else one like the demo's, with random weights")
     parser.add_argument("--requests", type=int, default=12_000)
     parser.add_argument("--clients", type=int, default=8)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = asked.model or f"{folder}/model"
-        if not asked.model:
+        model = args.model or f"{folder}/model"
+        if not args.model:
             recipe = RECIPES["stdlib-tiny"]()
             save(LanguageModel.from_config(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
-        sizes = measure_memory(model, asked.requests, asked.clients)
+        sizes = measure_memory(model, args.requests, args.clients)
         print(f"largest {max(sizes) / sizes[0]:.2f} times the start")
 
 

@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: machines are noisy, and their noise is shared this way."""
+"""Ratios of times measured in turns in one run, so that both sides share the noise of the machine."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ WorkFn = Callable[[], object]
 
 @dataclass(frozen=True)
 class Result:
-    """How much faster `unmask` does some work than the reference: a ratio for each repeat.
+    """Times of the reference and of `unmask` for the same work, and their ratio for each repeat.
 
-    `precision` is the reference's, the one in which it is faster here. `share` is that of the machine's matmul
-    peak in our part, where most of the work is matrix products.
+    `precision` is the one in which the reference is faster on this machine. `peak_fraction` is the fraction of the
+    machine's matmul peak that `unmask` reaches.
     """
 
     work: str
@@ -46,7 +46,7 @@ class Result:
     @property
     def ratios(self) -> list[float]:
         """Of pairs that were measured one after the other."""
-        return [theirs / ours for theirs, ours in zip(self.baseline, self.ours, strict=True)]
+        return [baseline / ours for baseline, ours in zip(self.baseline, self.ours, strict=True)]
 
     @property
     def ratio(self) -> float:
@@ -59,13 +59,12 @@ class Result:
 
 
 class IsolatedProcess:
-    """Work in a process of its own, called in turns with other work: no way finds memory as another left it
-    (from what is freed, the C library learns what to keep)."""
+    """Work in a separate process, so that the state of the allocator is not shared with other work."""
 
     def __init__(self, make: Callable[..., WorkFn], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve_calls, args=(theirs, make, *arguments), daemon=True)
+        self.pipe, child = context.Pipe()
+        self.process = context.Process(target=_serve_calls, args=(child, make, *arguments), daemon=True)
         self.process.start()
 
     def __call__(self) -> None:
@@ -135,18 +134,18 @@ def compare(
 ) -> Result:
     """Measure a piece of work both ways, and what share of the peak ours reaches.
 
-    `theirs` does a `share` of the work, and ours an `own_share`, if all of it would take too long; times are
-    told for all of it. `counted`: ours is done once more to count its FLOPs.
+    Where all of the work would take too long, the baseline does `baseline_fraction` of it and ours `ours_fraction`;
+    times are extrapolated to all of it. With `with_flops`, ours runs once more to count its FLOPs.
     """
-    reference, own = time_alternating(baseline, ours, repeats, warmup)
+    baseline_seconds, ours_seconds = time_alternating(baseline, ours, repeats, warmup)
     reached = None
     if with_flops:
         peak = current_peak_flops()
         flops = ours.flops() if isinstance(ours, IsolatedProcess) else measure_flops(ours)
-        reached = flops / statistics.median(own) / peak
-    theirs_whole = tuple(seconds / baseline_fraction for seconds in reference)
-    ours_whole = tuple(seconds / ours_fraction for seconds in own)
-    return Result(work, precision, theirs_whole, ours_whole, reached, note=note)
+        reached = flops / statistics.median(ours_seconds) / peak
+    baseline_total = tuple(seconds / baseline_fraction for seconds in baseline_seconds)
+    ours_total = tuple(seconds / ours_fraction for seconds in ours_seconds)
+    return Result(work, precision, baseline_total, ours_total, reached, note=note)
 
 
 @cache
@@ -161,7 +160,7 @@ def current_peak_flops() -> float:
 
 
 PRECISIONS = {"float32": False, "bfloat16": True}
-"""What the reference can compute in, and whether that is its `bf16`."""
+"""Precisions of the reference, and the value of its `bf16`."""
 
 
 def fastest(works: Mapping[str, WorkFn]) -> str:
@@ -173,8 +172,8 @@ def fastest(works: Mapping[str, WorkFn]) -> str:
 def fastest_pair(
     size: ModelSize, work: Callable[[ReferenceMDLM], object]
 ) -> tuple[ReferenceMDLM, str, unmask.LanguageModel]:
-    """`pair`, each as fast as the machine allows: the reference in the precision (which is told) in which it
-    does the `work` faster, ours in bfloat16 where the machine is good at it, and packed."""
+    """`matched_pair` at full speed: the reference in the precision (also returned) in which it does the `work`
+    faster, ours in bfloat16 where that is faster, and with prepacked weights."""
     reference, model = matched_pair(size)
 
     def in_precision(bf16: bool) -> None:
@@ -190,8 +189,7 @@ def fastest_pair(
 
 
 def matched_pair(size: ModelSize, seed: int = 0, bf16: bool = False) -> tuple[ReferenceMDLM, unmask.LanguageModel]:
-    """A reference network with random weights, which may compute under bfloat16 autocast, and `unmask`'s with
-    the same weights."""
+    """A reference network with random weights, and a model of `unmask` with the same weights."""
     torch.manual_seed(seed)
     reference = ReferenceMDLM(size, bf16=bf16)
     with torch.no_grad():  # zeros would hide what depends on what

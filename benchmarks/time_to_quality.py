@@ -166,34 +166,34 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=512)
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("runs/quality"))
-    asked = parser.parse_args()
-    if len(asked.texts) not in (0, 2):
-        parser.error(f"give two files, to train and to measure on, or none; got {len(asked.texts)}")
-    base = RECIPES[asked.recipe]()
-    corpus, held_out = _corpora(base, asked.texts, asked.folder / asked.recipe)
+    args = parser.parse_args()
+    if len(args.texts) not in (0, 2):
+        parser.error(f"give two files, to train and to measure on, or none; got {len(args.texts)}")
+    base = RECIPES[args.recipe]()
+    corpus, held_out = _corpora(base, args.texts, args.folder / args.recipe)
     peak = current_peak_flops()
-    experiment = apply_arm(base, "default" if asked.arm.startswith("baseline") else asked.arm, asked.set)
+    experiment = apply_arm(base, "default" if args.arm.startswith("baseline") else args.arm, args.set)
     net, batch = experiment.backbone, experiment.training.batch_size
     assert isinstance(net, DiTConfig)  # as in all recipes that begin from nothing
-    if asked.arm.startswith("baseline"):
+    if args.arm.startswith("baseline"):
         size = ModelSize(corpus.tokenizer.vocab_size + 1, net.depth, net.width, net.max_length, net.heads)
-        lr = float(asked.arm.partition(":")[2] or 3e-4)
-        model, facts = train_baseline(lr, size, batch, corpus, asked.seconds, asked.seed, asked.steps)
+        lr = float(args.arm.partition(":")[2] or 3e-4)
+        model, facts = train_baseline(lr, size, batch, corpus, args.seconds, args.seed, args.steps)
     else:
-        model, facts = train(experiment, corpus, asked.seconds, asked.seed, asked.steps)
-    found = evaluate(model, held_out, asked.windows, asked.passes)
+        model, facts = train(experiment, corpus, args.seconds, args.seed, args.steps)
+    score = evaluate(model, held_out, args.windows, args.passes)
     line = {
-        **{key: value for key, value in vars(asked).items() if not isinstance(value, Path)},
-        "asked": asked.seconds,
+        **{key: value for key, value in vars(args).items() if not isinstance(value, Path)},
+        "time_limit": args.seconds,
         **facts,
-        **found,
+        **score,
         "peak": peak,
     }
-    with (asked.folder / "results.jsonl").open("a") as file:
+    with (args.folder / "results.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(
-        f"{asked.arm} {' '.join(asked.set)} {net.depth} x {net.width}, seed {asked.seed}:"
-        f" {found['nats']:.3f} ± {found['error']:.3f} nats/token"
+        f"{args.arm} {' '.join(args.set)} {net.depth} x {net.width}, seed {args.seed}:"
+        f" {score['nats']:.3f} ± {score['error']:.3f} nats/token"
         f" after {facts['seconds']:.0f} s, {facts['steps']} steps,"
         f" {facts['tokens'] / facts['seconds']:,.0f} tokens/s in {facts['precision']}"
     )

@@ -37,7 +37,7 @@ BATCH_SIZES, STEPS = (4, 16), 12
 
 
 def worker(distributed: Distributed, batch_size: int) -> dict[str, float]:
-    """Train for a few steps, and say how it went."""
+    """Train for a few steps and print the measurements."""
     backbone = DiTConfig(SIZE.width, SIZE.depth, heads=4, max_length=SIZE.length, dropout=0.0)
     denoise = ModelConfig(Vocab(SIZE.vocab, SIZE.vocab - 1), backbone, MDLM()).build().train()
     text = RandomTokens.generate(1 << 20, SIZE.vocab)
@@ -80,13 +80,13 @@ def run_groups(batch_size: int, ranks: int, groups: int) -> dict[str, float]:
         )
         for _ in range(groups)
     ]
-    said = [process.communicate()[0].decode() for process in running]
+    outputs = [process.communicate()[0].decode() for process in running]
     if any(process.returncode for process in running):
         raise SystemExit(
             f"{ranks} processes could not be run; try: python -m benchmarks.weak_scaling worker {batch_size}"
         )
-    found: list[dict[str, float]] = [json.loads(each.strip().splitlines()[-1]) for each in said]
-    return {name: statistics.mean(each[name] for each in found) for name in found[0]}
+    results: list[dict[str, float]] = [json.loads(each.strip().splitlines()[-1]) for each in outputs]
+    return {name: statistics.mean(each[name] for each in results) for name in results[0]}
 
 
 def print_scaling_table(batch_size: int, repeats: int = 3) -> None:
@@ -126,9 +126,9 @@ def print_scaling_table(batch_size: int, repeats: int = 3) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         with init_distributed() as here:
-            found = worker(here, int(sys.argv[2]))
+            results = worker(here, int(sys.argv[2]))
             if here.is_main:
-                print(json.dumps(found))
+                print(json.dumps(results))
     else:
         for rows in BATCH_SIZES:
             print_scaling_table(rows)

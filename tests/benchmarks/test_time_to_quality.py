@@ -35,7 +35,7 @@ def test_an_unknown_arm_is_refused() -> None:
         apply_arm(RECIPES["text8-tiny"](), "no-thing", [])
 
 
-@pytest.mark.parametrize("arm", ["default", "reference", "ar"])
+@pytest.mark.parametrize("arm", ["default", "baseline", "ar"])
 def test_a_run_is_measured_and_noted(
     arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
