@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import one_hot
 
 import tiny_models
+from host_reads import host_reads
 from oracle import (
     CLEAN_STATES,
     LINEAR,
@@ -29,9 +30,11 @@ from oracle import (
 from unmask import D3PM, MDLM, SEDD, BlockDiffusion, LanguageModel, NextToken, Tokenizer, UniformDiffusion
 from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.process import posterior
-from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
-from unmask.likelihood.score import Score
-from unmask.objectives.base import Objective
+from unmask.distributed import Distributed
+from unmask.likelihood.estimate import NatsEstimator
+from unmask.likelihood.requests import ScoreConfig, ScoreRequest, _RequestScorer, score_requests
+from unmask.likelihood.score import TIME_BINS, Score
+from unmask.objectives.base import Objective, SteppedObjective
 
 OBJECTIVES = [MDLM(), MDLM(carry_over=False), D3PM(steps=6), SEDD(), UniformDiffusion(steps=6), NextToken()]
 OBJECTIVES += [BlockDiffusion(block_size=4)]
@@ -86,7 +89,7 @@ def test_the_score_after_a_prompt_is_the_conditional_bound(objective: Objective,
     for x, score in scores.items():
         if isinstance(objective, UniformDiffusion):
             exact = uniform_bound(table, x, 4)
-        elif isinstance(objective, MDLM) and objective.steps is not None:
+        elif isinstance(objective, SteppedObjective) and objective.steps is not None:
             exact = discrete_bound(table, objective.schedule, objective.steps, x, PROMPT)
         else:
             assert isinstance(objective, MDLM | SEDD)
@@ -181,6 +184,23 @@ def test_many_short_requests_share_network_calls(objective: Objective) -> None:
     score_requests(counted, objective, requests, ScoreConfig(16))
     calls_of_a_draw = 2 if isinstance(objective, MDLM) and not objective.carry_over else 1
     assert counted.nfe <= 12 * (1 + calls_of_a_draw)  # one call for each of six lengths would be least
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_a_batch_is_read_from_the_device_once(objective: Objective) -> None:
+    """Beyond what the objective and the network read: the sums of all its requests."""
+    denoiser = tiny_models.tiny_denoiser(objective)
+    requests = [ScoreRequest([0, 1, 2], [5, 6][: n % 2]) for n in range(20)]
+    scorer = _RequestScorer(NatsEstimator(denoiser, objective), requests, 0, Distributed(), per_token=True)
+    chunks = [chunk for index in range(20) for window in scorer._windows(index, 16) for chunk in scorer._chunks(window)]
+    scorer._score_batch(chunks, TIME_BINS + 3)  # which also computes the baselines
+    with host_reads() as whole:
+        scorer._score_batch(chunks, TIME_BINS + 3)
+    rows = torch.tensor([number for number, chunk in enumerate(chunks) for _ in range(chunk.num_rows)])
+    batch = scorer._batch(chunks, rows)
+    with host_reads() as loss:
+        scorer.estimator.objective.token_nll(denoiser, batch, torch.Generator())
+    assert whole.total - loss.total == 1, (whole, loss)
 
 
 def test_the_prompt_is_part_of_what_the_network_reads() -> None:

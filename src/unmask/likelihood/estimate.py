@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
-from unmask.diffusion.process import Masking
 from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes
 from unmask.likelihood.control_variate import CONTROL_VARIATE_BETA, control_variate, unconditional_nll
 from unmask.likelihood.score import TIME_BINS, Score
-from unmask.objectives import MDLM
-from unmask.objectives.base import MaskedObjective, Objective
+from unmask.objectives.base import MaskedObjective, Objective, SteppedObjective
 from unmask.types import Batch, NonFiniteError, Positions, RowFn, Times, Tokens
 
 
@@ -60,7 +58,7 @@ class NatsEstimator:
     def token_baseline(self, length: int) -> Tensor | None:
         """u [V] of the control variate for sequences of this length; None where it would not be unbiased."""
         exact_counts = isinstance(self.objective, MaskedObjective) and self.objective.exact_mask_counts
-        if not exact_counts or not isinstance(self.objective.process, Masking):
+        if not exact_counts or self.objective.process.block_size is not None:
             return None
         if length not in self._baselines:
             self._baselines[length] = unconditional_nll(self.denoiser, length, self.device)
@@ -69,7 +67,7 @@ class NatsEstimator:
 
 def to_host(sums: Tensor) -> NDArray[np.float64]:
     """Sums of nats as numpy: the one read from the device for each batch, which also finds damaged weights."""
-    values: NDArray[np.float64] = sums.cpu().numpy()
+    values: NDArray[np.float64] = sums.numpy(force=True)
     if not np.isfinite(values).all():
         raise NonFiniteError("the network's log-probabilities are NaN or infinite; its weights are damaged")
     return values
@@ -139,7 +137,7 @@ def _low_variance_objective(denoiser: DenoiserLike, objective: Objective) -> Obj
         objective = replace(objective, times=UniformTimes())
     if objective.depends_on_alpha or not denoiser.time_independent:
         return objective
-    if isinstance(objective, MDLM) and objective.steps is not None:
+    if isinstance(objective, SteppedObjective) and objective.steps is not None:
         return objective
     return replace(objective, exact_mask_counts=True)
 

@@ -200,46 +200,45 @@ class _RequestScorer:
 
     def _score_batch(self, chunks: Sequence[_Chunk], width: int) -> NDArray[np.float64]:
         """Of each chunk [chunks, width]: the nats of each bin of the time, then those of each token."""
-        batch, rows = self._batch(chunks)
-        groups = torch.arange(len(chunks)).repeat_interleave(rows).to(batch.tokens.device)
-        draw = self.estimator.draw(batch, batch.noise_groups[0].generator, self._baselines(chunks, rows, batch))
-        sums = draw.by_bin(groups, len(chunks))
+        chunk_of_row = torch.tensor([number for number, chunk in enumerate(chunks) for _ in range(chunk.num_rows)])
+        chunk_of_row = chunk_of_row.to(self.estimator.device)
+        batch = self._batch(chunks, chunk_of_row)
+        u = self._baselines(chunks, chunk_of_row, batch)
+        draw = self.estimator.draw(batch, batch.noise_groups[0].generator, u)
+        sums = draw.by_bin(chunk_of_row, len(chunks))
         if self.per_token:
             tokens = sums.new_zeros(len(chunks), width - TIME_BINS)
-            for row, (chunk, nats) in enumerate(zip(chunks, torch.split(draw.nats, rows.tolist()), strict=True)):
+            parts = torch.split(draw.nats, [chunk.num_rows for chunk in chunks])
+            for row, (chunk, nats) in enumerate(zip(chunks, parts, strict=True)):
                 text = slice(len(chunk.window.prompt), chunk.window.length)
                 tokens[row, : len(chunk.window.ids)] = nats.sum(0)[text]
             sums = torch.cat([sums, tokens], 1)
         return to_host(sums)
 
-    def _batch(self, chunks: Sequence[_Chunk]) -> tuple[Batch, Tensor]:
-        """The batch of all draws of the chunks, and the number of draws [chunks] of each."""
+    def _batch(self, chunks: Sequence[_Chunk], chunk_of_row: Tensor) -> Batch:
+        """All draws of the chunks, padded to the longest."""
         device, mask_id = self.estimator.device, self.estimator.denoiser.vocab.mask_id
-        windows, rows = [chunk.window for chunk in chunks], torch.tensor([chunk.num_rows for chunk in chunks])
+        windows = [chunk.window for chunk in chunks]
         longest = max(window.length for window in windows)
-        tokens = torch.tensor([[*w.prompt, *w.ids, *[mask_id] * (longest - w.length)] for w in windows])
-        ends = torch.tensor([[len(w.prompt), w.length] for w in windows])
-        positions = torch.arange(longest)
-        prompt_mask, valid = positions < ends[:, :1], positions < ends[:, 1:]
-
-        def by_draw(values: Tensor) -> Tensor:
-            return values.repeat_interleave(rows, 0).to(device)
-
+        tokens = torch.tensor([[*w.prompt, *w.ids, *[mask_id] * (longest - w.length)] for w in windows]).to(device)
+        ends = torch.tensor([[len(w.prompt), w.length] for w in windows]).to(device)[chunk_of_row]
+        positions = torch.arange(longest, device=device)
+        is_padded, has_prompt = any(w.length < longest for w in windows), any(w.prompt for w in windows)
         return Batch(
-            by_draw(tokens),
-            valid=None if bool(valid.all()) else by_draw(valid),
-            prompt_mask=by_draw(prompt_mask) if bool(prompt_mask.any()) else None,
+            tokens[chunk_of_row],
+            valid=positions < ends[:, 1:] if is_padded else None,
+            prompt_mask=positions < ends[:, :1] if has_prompt else None,
             noise_groups=tuple(chunk.noise_group(self.seed) for chunk in chunks),
-        ), rows
+        )
 
-    def _baselines(self, chunks: Sequence[_Chunk], rows: Tensor, batch: Batch) -> Tensor | None:
+    def _baselines(self, chunks: Sequence[_Chunk], chunk_of_row: Tensor, batch: Batch) -> Tensor | None:
         """u [B, L] of the control variate: each token's, in a sequence as long as its own."""
         lengths = sorted({chunk.window.length for chunk in chunks})
         tables = [u for length in lengths if (u := self.estimator.token_baseline(length)) is not None]
         if not tables:
             return None
-        table = torch.tensor([lengths.index(chunk.window.length) for chunk in chunks]).repeat_interleave(rows)
-        return torch.stack(tables)[table[:, None].to(batch.tokens.device), batch.tokens]
+        table = torch.tensor([lengths.index(chunk.window.length) for chunk in chunks]).to(chunk_of_row.device)
+        return torch.stack(tables)[table[chunk_of_row][:, None], batch.tokens]
 
     def _window_score(self, window: _Window, sums: NDArray[np.float64]) -> Score:
         """From the sums [chunks, width] of all its chunks, which are added in one fixed order."""
