@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from unmask.config import from_json, to_json
-from unmask.data.corpus import Corpus, PrepareConfig, Split, prepare
+from unmask.data.corpus import Corpus, PrepareConfig, Split, prepare, stale_reasons
 from unmask.data.corpus import build as encoding
 from unmask.data.corpus import token_files as shards
 from unmask.data.readers import SourceConfig, Sources
+from unmask.data.readers import sources as source_module
 from unmask.data.readers import text as formats
 from unmask.data.readers.text import TextChunk
 from unmask.data.tokenizers import Tokenizer
@@ -189,6 +190,24 @@ def test_rerunning_is_free(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
             again = prepare([str(source)], out, tokenizer, LINES)
         assert contents(out) == before
         assert again.digest == first.digest
+
+
+def test_sources_are_hashed_once_however_often_they_are_asked_about(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+    whole = source_module.sha256_of_files
+    monkeypatch.setattr(source_module, "sha256_of_files", lambda *args: hashed.append(args) or whole(*args))
+    sources = Sources([str(source)])
+    prepare(sources, tmp_path / "out", "bytes", LINES)
+    prepare(sources, tmp_path / "out", "bytes", LINES)
+    assert stale_reasons(sources, tmp_path / "out", "bytes", LINES) == []
+    assert stale_reasons(sources, tmp_path / "out", "dna", LINES) == ["the tokenizer or the config"]
+    assert len(hashed) == 1
+    source.write_text("other text")
+    assert stale_reasons(Sources([str(source)]), tmp_path / "out", "bytes", LINES) == [f"the text of {source}"]
+    with pytest.raises(ValueError, match=r"changed while it was read; prepare it again$"):
+        prepare(sources, tmp_path / "new", "bytes", LINES)
 
 
 def test_rerunning_needs_no_right_to_write(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

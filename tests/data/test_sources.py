@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unmask.data.readers import PromptCompletion, SourceConfig, Sources
+from unmask.data.readers import ColumnOptions, PromptCompletion, SourceConfig, Sources, read_texts
 from unmask.data.readers import fasta as sequences
 from unmask.data.readers import json_records as jsonrows
 from unmask.data.readers import text as formats
@@ -582,3 +582,18 @@ def test_the_size_of_text_is_known_where_files_are_text(tmp_path: Path) -> None:
     assert Sources(["hub:wikitext"]).text_bytes() is None
     with pytest.raises(ValueError, match="there is no file or folder"):
         Sources([str(tmp_path / "nowhere")]).text_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "expected"),
+    [
+        ("a.txt", "one\n\ntwo", (("text",),), ["one", "", "two"]),
+        ("a.jsonl", '{"text": ""}\n{"text": "b", "title": "t"}\n', (("title", "text"), ("text",)), ["", "t b"]),
+        ("a.csv", "title,text\na,\n,b\n", (("body",), ("title", "text")), ["a ", " b"]),
+        ("a.csv", "3,t,x\n4,,y\n", (("title", "text"), ("2", "3")), ["t x", " y"]),
+    ],
+)
+def test_rows_of_a_test_set_are_read_with_empty_ones(
+    name: str, content: str, columns: ColumnOptions, expected: list[str], tmp_path: Path
+) -> None:
+    assert list(read_texts(written(tmp_path / name, content), columns)) == expected

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from unmask.io.errors import first_line
 from unmask.io.untrusted import MAX_JSON_BYTES, read_json_object, require_regular_file
 
 _SAFETENSORS_FILE, _PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
@@ -159,7 +160,7 @@ def _load_pickle(file: Path, device: str) -> dict[str, Tensor]:
     try:
         state: Any = torch.load(file, map_location=device, weights_only=True, mmap=is_zip and device == "meta")
     except Exception as error:  # damaged pickles raise errors of many types
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        reason = first_line(error)
         raise ValueError(f"{file} is a pickle that holds more than tensors, or is damaged: {reason}") from None
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise ValueError(f"{file} must hold tensors by name, and nothing else")

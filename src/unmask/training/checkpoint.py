@@ -8,7 +8,6 @@ pickle of torch's: it is the run's private state, never something to share (expo
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -26,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from unmask.distributed import Distributed
 from unmask.io.atomic import fsync
+from unmask.io.checksums import sha256_of_file
 
 _MANIFEST_FILE, _STATE_FILE = "manifest.json", "state.json"
 _DCP_METADATA_FILE, _DCP_SUFFIX, _WRITING_SUFFIX = ".metadata", ".distcp", ".writing"
@@ -137,7 +137,7 @@ class CheckpointStore:
             if missing:
                 return f"{path / _MANIFEST_FILE} is damaged: it does not list {missing[0]}"
             for name, expected in sums.items():
-                if _sha256(path / name) != expected:
+                if sha256_of_file(path / name) != expected:
                     return f"{path / name} is damaged: its SHA-256 is not the one in {_MANIFEST_FILE}"
         except FileNotFoundError as error:
             return f"{path} is incomplete: {Path(error.filename).name} is missing"
@@ -161,7 +161,7 @@ class CheckpointStore:
 def _write_manifest(folder: Path, state: dict[str, Any]) -> None:
     """The numbers, then the manifest of all files; everything reaches the disk."""
     (folder / _STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-    sums = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
+    sums = {file.name: sha256_of_file(file) for file in sorted(folder.iterdir())}
     (folder / _MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
     for entry in [*folder.iterdir(), folder]:
         fsync(entry)
@@ -192,8 +192,3 @@ def _root_cause(error: CheckpointException) -> BaseException:
             return inner
         inner = inner.__cause__ or inner.__context__
     return cause
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
