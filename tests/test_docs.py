@@ -123,8 +123,8 @@ def _carried_out(
 
 
 def _quickly(command: str) -> str:
-    """Training of a few steps, of a small network; a small judge."""
-    command = re.sub(r"\.judge/\S+", "my_causal_model", command)
+    """Training of a few steps, of a small network; a small reference model."""
+    command = re.sub(r"\.reference-model/\S+", "my_causal_model", command)
     if "train" not in command.split() or "--print-config" in command:
         return command
     if "--steps" not in command:

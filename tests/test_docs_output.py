@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of somebody who has just run `make demo`, and what that printed."""
     folder = tmp_path_factory.mktemp("reader")
     shutil.copy(ROOT / "LICENSE", folder)
-    (folder / ".judge").symlink_to(ROOT / ".judge")
+    (folder / ".reference-model").symlink_to(ROOT / ".reference-model")
     return folder, run_demo(folder)
 
 
