@@ -101,6 +101,8 @@ class Batch:
     global_batch_size: int | None = None
     document_ids: Tensor | None = None
     noise_groups: tuple[NoiseGroup, ...] = ()
+    checked_vocab: Vocab | None = None
+    """The vocabulary that the tokens were checked against: they are not checked again in every step."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
@@ -118,6 +120,15 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def checked(self, vocab: Vocab) -> Batch:
+        """The same batch, known to have valid ids; ValueError for ids outside the vocabulary, and for the mask id
+        anywhere but on padding."""
+        if self.checked_vocab == vocab:
+            return self
+        vocab.validate(self.tokens)
+        vocab.validate(self.tokens if self.valid is None else self.tokens[self.valid], clean=True)
+        return replace(self, checked_vocab=vocab)
 
     @property
     def resolved_global_batch_size(self) -> int:

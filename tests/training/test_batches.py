@@ -10,8 +10,8 @@ import torch
 
 import training_worker as worker
 from unmask.distributed import Distributed
-from unmask.training.batches import Prefetcher, RandomLength
-from unmask.types import Batch
+from unmask.training.batches import CheckedBatches, Prefetcher, RandomLength
+from unmask.types import Batch, Vocab
 
 CPU = torch.device("cpu")
 
@@ -90,3 +90,27 @@ def test_random_lengths_are_those_of_the_step_on_every_rank() -> None:
     shortened = lengths.index(min(lengths))
     whole = source.batch(shortened, 0, 2).tokens
     assert torch.equal(batches.batch(shortened, 0, 2).tokens, whole[:, : min(lengths)])
+
+
+def test_bad_ids_are_refused_before_the_step_and_good_ones_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = worker.build_trainer(worker.TRAINING, 0.0, Distributed())
+    batch = trainer.batches.batch(0, 0, 2)
+    assert batch.checked_vocab == trainer.model.vocab
+    checks: list[str] = []
+
+    def noted(vocab: Vocab, ids: torch.Tensor, *, clean: bool = False) -> None:
+        checks.extend([threading.current_thread().name] * clean)
+
+    monkeypatch.setattr(Vocab, "validate", noted)
+    trainer.step()
+    assert checks
+    assert all(name.startswith("unmask-batches") for name in checks)
+    monkeypatch.undo()
+
+    class Masked(Numbered):
+        def batch(self, step: int, row_offset: int, count: int) -> Batch:
+            return Batch(torch.full((count, 4), 6), row_offset=row_offset, global_batch_size=8)
+
+    prefetcher = Prefetcher(CheckedBatches(Masked(), Vocab(7, 6)), 8, [(0, 8)], steps=9, device=CPU)
+    with pytest.raises(ValueError, match="the data contains the mask id 6"):
+        tokens(prefetcher, 0)

@@ -270,10 +270,10 @@ def test_what_cannot_be_done_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             adapted(**options)
     denoise = adapted()
-    with pytest.raises(ValueError, match=r"^this network has low-rank differences already; merge them first$"):
+    with pytest.raises(ValueError, match=r"^this network has LoRA adapters already: call merge_lora\(\) first$"):
         LoRA().apply(denoise)
     merge_lora(denoise)
-    with pytest.raises(ValueError, match=r"^this network has no low-rank differences to merge; apply LoRA"):
+    with pytest.raises(ValueError, match=r"^this network has no LoRA adapters to merge"):
         merge_lora(denoise)
 
 

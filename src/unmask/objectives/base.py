@@ -231,8 +231,7 @@ def sample_noise(
 
 def validate_batch(denoiser: DenoiserLike, batch: Batch) -> None:
     """Raise ValueError for ids outside the vocabulary, and for the mask id anywhere but on padding."""
-    denoiser.vocab.validate(batch.tokens)
-    denoiser.vocab.validate(batch.tokens if batch.valid is None else batch.tokens[batch.valid], clean=True)
+    batch.checked(denoiser.vocab)
 
 
 def corrupt_batch(process: NoiseProcess, batch: Batch, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tensor:

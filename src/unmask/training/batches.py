@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from unmask.types import Vocab
+
 
 class BatchLike(Protocol):
     """Some rows of a global batch. With a method `pin_memory`, it is copied to a GPU asynchronously."""
@@ -49,6 +51,17 @@ class RandomLength:
         if random.random() >= self.probability:
             return batch
         return batch.truncated(int(random.integers(1, batch.tokens.shape[1] + 1)))
+
+
+@dataclass(frozen=True)
+class CheckedBatches:
+    """The batches of `source`; ids outside the vocabulary, and mask ids, are refused before they reach the device."""
+
+    source: Batches
+    vocab: Vocab
+
+    def batch(self, step: int, row_offset: int, count: int) -> Any:
+        return self.source.batch(step, row_offset, count).checked(self.vocab)
 
 
 @dataclass(frozen=True)

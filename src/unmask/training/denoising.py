@@ -6,7 +6,7 @@ from typing import Any
 
 from unmask.distributed import Distributed
 from unmask.objectives.base import Objective
-from unmask.training.batches import Batches, RandomLength
+from unmask.training.batches import Batches, CheckedBatches, RandomLength
 from unmask.training.config import TrainingConfig
 from unmask.training.hooks import AttentionAnnealing, Hook
 from unmask.training.loss import DenoisingLoss
@@ -21,6 +21,7 @@ def build_denoising_trainer(
     distributed: Distributed = Distributed(),  # noqa: B008
 ) -> Trainer:
     """A trainer with the config's curriculum, attention annealing and random lengths."""
+    batches = CheckedBatches(batches, denoiser.vocab)
     hooks: list[Hook] = []
     if config.curriculum is not None:
         hooks.append(config.curriculum.build_hook(objective, batches))

@@ -1,6 +1,6 @@
-"""Low-rank fine-tuning (LoRA): the network is frozen, and products of thin matrices learn the difference.
+"""LoRA fine-tuning: the network is frozen, and products of thin matrices are trained in its place.
 
-A weight is read as W + (scale/rank) B A wherever the network reads it, whole or in slices as attention does.
+A weight is read as W + (alpha/rank) B A wherever the network reads it, whole or in slices as attention does.
 B starts at zero, so the first prediction is the frozen network's own.
 """
 
@@ -20,17 +20,17 @@ _BLOCK_MODULE = re.compile(r"(?:^|\.)(?:blocks|layers?|h)\.\d+\.(.+)")
 
 @dataclass(frozen=True)
 class LoRA:
-    """Differences of at most `rank`, for the linear layers of the blocks (but for the time's), or for those
-    that `targets` name.
-
-    A target is the path of a layer inside a block, or its beginning: "attention" is all of its layers, and
-    "attention.qkv" one. `seed` decides where the matrices A start.
-    """
+    """LoRA adapters for the linear layers of the blocks: W + (alpha/rank) B A with W frozen."""
 
     rank: int = 8
+    """The rank of B A."""
     alpha: float = 16.0
+    """The scale of the adapters; their factor is alpha/rank."""
     target_modules: tuple[str, ...] = ()
+    """Layers by their path inside a block, or its beginning: "attention" is all of its layers, "attention.qkv" one.
+    Empty: all layers but those of the time conditioning."""
     seed: int = 0
+    """Decides the initial values of A; B starts at zero."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -39,12 +39,12 @@ class LoRA:
             raise ValueError(f"alpha must be above 0; got {self.alpha}")
 
     def apply(self, denoiser: nn.Module) -> None:
-        """Freeze the network, in place, but for new matrices A and B of the chosen layers.
+        """Freeze the network, in place, and add trainable matrices A and B to the chosen layers.
 
-        It must happen before optimizers, moving averages and parallel wrappers are built.
+        Call it before optimizers, moving averages and parallel wrappers are built.
         """
         if any(_lora_layers(denoiser)):
-            raise ValueError("this network has low-rank differences already; merge them first")
+            raise ValueError("this network has LoRA adapters already: call merge_lora() first")
         chosen = self._target_layers(denoiser)
         for name, layer in chosen:
             if self.rank > min(layer.weight.shape):
@@ -67,7 +67,7 @@ class LoRA:
                     f" there are {', '.join(sorted(set(inside.values()))) or 'none'}"
                 )
         if not inside:
-            raise ValueError("this network has no linear layers in blocks to learn differences to")
+            raise ValueError("LoRA needs linear layers inside blocks, and this network has none")
         wanted = [
             name
             for name, path in inside.items()
@@ -78,7 +78,7 @@ class LoRA:
 
 
 class _LoRADelta(nn.Module):
-    """W -> W + factor B A, computed in float32 even where W is kept in less."""
+    """W -> W + scaling B A, computed in float32 even where W is stored in less."""
 
     def __init__(self, weight: Tensor, rank: int, scaling: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -89,20 +89,20 @@ class _LoRADelta(nn.Module):
         self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device, dtype=self.dtype))
 
     def forward(self, weight: Tensor) -> Tensor:
-        # Mixed precision would round W itself here, before anybody asked for it.
+        # Autocast would round W itself here.
         with torch.autocast(weight.device.type, enabled=False):
             changed = torch.addmm(weight.to(self.dtype), self.b, self.a, alpha=self.scaling)
         return changed.to(weight.dtype)
 
 
 def merge_lora(denoiser: nn.Module) -> None:
-    """Fold the differences into the weights, in place: a plain network that computes the same to rounding.
+    """Merge the adapters into the weights, in place: a plain network that computes the same to rounding.
 
     All its parameters can be trained again; names and shapes are those before `LoRA.apply`.
     """
     layers = list(_lora_layers(denoiser))
     if not layers:
-        raise ValueError("this network has no low-rank differences to merge; apply LoRA first")
+        raise ValueError("this network has no LoRA adapters to merge: call LoRA.apply() first")
     for layer in layers:
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
     denoiser.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Trackers that a run's figures may also go to: TensorBoard and Weights & Biases.
+"""Trackers that a run's metrics may also go to: TensorBoard and Weights & Biases.
 
 Each is a frozen dataclass whose `open` gives a `Tracker`. The run's own record is `metrics.jsonl`.
 """
@@ -14,25 +14,26 @@ from typing import Any, Protocol, TypeAlias
 
 
 class Tracker(Protocol):
-    """Takes figures while a run goes on."""
+    """Receives metrics during a run."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Figures of a step."""
+        """Record the metrics of a step."""
         ...
 
     def close(self) -> None:
-        """No more will come."""
+        """Finish."""
         ...
 
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Event files in `folder`, by default `tensorboard/` in the run's own."""
+    """Event files for TensorBoard."""
 
     folder: str | None = None
+    """The folder of the event files; None: `tensorboard/` in the run's folder."""
 
     def open(self, run_folder: Path, resumed_at: int) -> Tracker:
-        """A tracker that goes on after step `resumed_at`; later figures of an earlier process are hidden."""
+        """A tracker that continues after step `resumed_at`; later metrics of an earlier process are hidden."""
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
@@ -43,19 +44,22 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class WandB:
-    """A run of a project on W&B; `offline`, it stays in `wandb/` of the run's folder until `wandb sync`."""
+    """A run on Weights & Biases."""
 
     project: str = "unmask"
+    """The project that the run is shown in."""
     name: str | None = None
+    """The name of the run; None: W&B makes one up."""
     offline: bool = False
+    """Keep the metrics in `wandb/` of the run's folder until `wandb sync`."""
 
     def open(self, run_folder: Path, resumed_at: int) -> Tracker:
-        """A tracker that goes on with the curves that this folder began."""
+        """A tracker that continues the curves of this folder."""
         try:
             import wandb
         except ImportError:
             raise ValueError("this tracker needs the extra wandb: pip install 'unmask[wandb]'") from None
-        stated = run_folder / "experiment.json"
+        settings = run_folder / "experiment.json"
         try:
             run = wandb.init(
                 project=self.project,
@@ -63,7 +67,7 @@ class WandB:
                 id=_wandb_run_id(run_folder),
                 resume="allow",
                 dir=run_folder,
-                config=json.loads(stated.read_text(encoding="utf-8")) if stated.exists() else None,
+                config=json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else None,
                 mode="offline" if self.offline else None,
                 settings=wandb.Settings(console="off", silent=True),
             )
@@ -93,7 +97,7 @@ class _WandBTracker:
     run: Any
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        # W&B keeps what it has: a resumed run repeats some steps, with the same figures.
+        # W&B refuses steps that it has: a resumed run repeats some, with the same metrics.
         if step >= self.run.step:
             self.run.log(dict(metrics), step=step)
 
