@@ -1,9 +1,9 @@
-"""What torchrun's own process says and returns when it has started `unmask`.
+"""What torchrun's own process prints and returns when it has started `unmask`.
 
-torchrun answers every failure and every signal with a traceback of its own and exit code 1. The ranks have
-said what there was to say, and how they ended is the answer: code 3 for a run that was saved, 2 for bad
-input. torchrun loads what is registered as `torchrun.handlers` (pyproject.toml) when it starts; where it does
-not, or where it starts another program than `-m unmask`, it does as it always did.
+torchrun reports every failure and every signal with a traceback and exit code 1. The ranks have printed their
+error already, so the launcher exits with their code: 3 for a run that was saved, 2 for bad input. torchrun loads
+what is registered as `torchrun.handlers` (pyproject.toml) when it starts; where it does not, or where it starts
+another program than `-m unmask`, nothing changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOISY_LOGGERS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
 )
-"""Who would tell about signals and failures of the ranks."""
+"""Loggers that report signals and failures of the ranks."""
 
 
 def register() -> Any:
@@ -57,7 +57,7 @@ def _launches_unmask(arguments: Sequence[str]) -> bool:
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """In place of sys.excepthook: exit with the ranks' code, and tell only what no rank could tell."""
+    """Replaces sys.excepthook: exit with the ranks' code, and print only what no rank could print."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -79,9 +79,9 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def _child_exit_codes() -> list[int]:
-    """How the processes that this one started have ended; one that still runs will end by the signal."""
-    found = [child for child in gc.get_objects() if issubclass(type(child), subprocess.Popen)]
-    return [-signal.SIGTERM if child.poll() is None else child.returncode for child in found]
+    """The exit codes of the processes that this one started; one that still runs will end by the signal."""
+    children = [child for child in gc.get_objects() if issubclass(type(child), subprocess.Popen)]
+    return [-signal.SIGTERM if child.poll() is None else child.returncode for child in children]
 
 
 def _print_error(message: str) -> None:

@@ -52,8 +52,9 @@ def train(
       unmask train my_package.my_module:my_recipe --out runs/mine
       torchrun --nproc_per_node 2 -m unmask train stdlib-tiny --out runs/tiny
 
-    Give the same command again to resume from the last checkpoint. SIGTERM and SIGINT finish the step, save a
-    checkpoint, and exit with code 3.
+    Give the same command again to resume from the last checkpoint, or with more --steps to extend a finished run:
+    from there on, learning rate and curriculum follow a run of the new length. SIGTERM and SIGINT finish the step,
+    save a checkpoint, and exit with code 3.
 
     Args:
         recipe: The settings to start from: a name that `unmask recipes` lists, a JSON file such as another run's

@@ -13,16 +13,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 _MATMUL_SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Sides of the square matrices that the peak is looked for with, as far as the time suffices."""
+"""Sizes of the square matrices that are multiplied to measure the peak, as far as the time suffices."""
 
 
 def measure_peak_flops(dtype: torch.dtype, device: torch.device, seconds: float = 0.4) -> float:
     """FLOP/s of the fastest of many square matrix products, by all threads of this process.
 
-    The first ones are slow (threads start, others may be computing), so all sizes have their turns until
-    `seconds` are over; a size waits while one product of it would take longer than what is left.
+    The first ones are slow (threads start, other processes compute), so all sizes take turns until `seconds` are
+    over; a size is left out while one product of it would take longer than the time that remains.
     """
-    # A generator of its own: looking at the machine must not change a run's random numbers.
+    # A separate generator: measuring must not change the random numbers of a run.
     random = torch.Generator().manual_seed(0)
     best, matrices, deadline = 0.0, dict[int, torch.Tensor](), time.perf_counter() + seconds
     while (left := deadline - time.perf_counter()) > 0:
@@ -51,16 +51,16 @@ def _synchronize(device: torch.device) -> None:
 
 @dataclass
 class FlopCount:
-    """FLOPs of the matrix products in a `counting` block, once it has ended."""
+    """FLOPs of the matrix products in a `count_flops` block, once it has ended."""
 
     flops: int = 0
 
 
 @contextmanager
 def count_flops(enabled: bool) -> Iterator[FlopCount]:
-    """Count the FLOPs of matrix products, attention's too; nothing happens unless `wanted`.
+    """Count the FLOPs of matrix products, attention included, if `enabled`.
 
-    Compiled code cannot be looked into, so it is not used meanwhile: a counted step is an eager one.
+    Operators inside compiled code are invisible, so a counted step runs eagerly.
     """
     count = FlopCount()
     if not enabled:
@@ -68,14 +68,14 @@ def count_flops(enabled: bool) -> Iterator[FlopCount]:
         return
     counter = FlopCounterMode(display=False, custom_mapping=_CPU_FLOP_FORMULAS)
     counter.mod_tracker = _NoModuleTracker()  # type: ignore[assignment]
-    # Without the stance, the compiler would meet the counter once and then leave the code alone for ever.
+    # Without the stance, the compiler would see the counter once and then never compile the code again.
     with torch.compiler.set_stance("force_eager"), counter:
         yield count
     count.flops = counter.get_total_flops()
 
 
 class _NoModuleTracker:
-    """In place of the counter's own list of modules, which keeps their inputs alive until the end."""
+    """Replaces the counter's list of modules, which keeps their inputs alive until the end."""
 
     parents = frozenset(("Global",))
 
@@ -104,7 +104,7 @@ def _linear_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
 
 
 _ATEN: Any = torch.ops.aten
-_CPU_FLOP_FORMULAS = {  # torch's own table knows attention on other devices only, and nothing of oneDNN
+_CPU_FLOP_FORMULAS = {  # torch's table lacks attention on CPUs, and oneDNN
     torch.ops.mkldnn._linear_pointwise: _linear_flops,
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,

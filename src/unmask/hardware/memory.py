@@ -1,4 +1,4 @@
-"""Host memory: whether work fits, what to do when it ran out, and how freed memory is kept."""
+"""Host memory: whether work fits, what to do when memory ran out, and how the process reuses it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ _CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 def _available_memory() -> int | None:
     """Bytes that this process may have: the machine's or, if that is less, its container's."""
     try:
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not told by every system
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # unknown on this system
         return None
     try:
         limit = int(_CGROUP_MEMORY_MAX.read_text(encoding="ascii"))
     except (OSError, ValueError):  # none, or "max"
-        return found
-    return min(found, limit)
+        return total
+    return min(total, limit)
 
 
 def check_memory(n: object, length: object, max_length: int | None, hidden_size: int) -> None:
-    """Refuse so many texts of so many tokens, of which the model reads `at_once`, if they cannot be held."""
+    """Refuse n texts of `length` tokens, of which the model reads `max_length` at once, if memory cannot hold them."""
     if not isinstance(n, int) or not isinstance(length, int) or n < 1 or length < 1:
-        return  # for those who know what it should be
+        return  # refused elsewhere, with a better sentence
     needed = n * (length * _BYTES_PER_TOKEN + min(length, max_length or length) * hidden_size * _BYTES_PER_FEATURE)
-    there = _available_memory()
-    if there is not None and needed > there:
+    available = _available_memory()
+    if available is not None and needed > available:
         raise ValueError(
             f"{n:,} {'text' if n == 1 else 'texts'} of {length:,} tokens would need about"
-            f" {_format_bytes(needed)} of memory, and there are {_format_bytes(there)}: ask for fewer or shorter texts"
+            f" {_format_bytes(needed)} of memory, and there are {_format_bytes(available)}:"
+            " ask for fewer or shorter texts"
         )
 
 
@@ -50,11 +51,10 @@ def _format_bytes(num_bytes: int) -> str:
 
 
 def retain_freed_memory() -> None:
-    """Leave memory that is freed with this process, as far as its C library (glibc) can be told to, unless
-    the environment tells it something else.
+    """Make the C library (glibc) keep freed memory for this process, unless the environment configures it.
 
-    By default large blocks go back to the system and come again as fresh pages, which must be zeroed: with
-    50,000 tokens and bfloat16, a tenth of every step.
+    By default large blocks return to the system and come back as new pages, which must be zeroed: with 50,000
+    tokens and bfloat16, that is a tenth of every step.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
@@ -70,16 +70,16 @@ class OutOfMemoryError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out; torch on a CPU has no class of its own for it."""
+    """Whether an error means that memory ran out; torch has no class for it on a CPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    told = str(error)
+    message = str(error)
     signs = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")
-    return isinstance(error, RuntimeError | OSError) and any(sign in told for sign in signs)
+    return isinstance(error, RuntimeError | OSError) and any(sign in message for sign in signs)
 
 
 def oom_advice(microbatch_size: int) -> str:
-    """What to do when `rows` at once are too many."""
+    """What to do when `microbatch_size` rows at once are too many."""
     if microbatch_size <= 1:
         return "one row at once was too much, so take a smaller network or shorter rows"
     return (

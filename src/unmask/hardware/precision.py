@@ -8,9 +8,9 @@ from unmask.hardware.flops import measure_peak_flops
 
 
 def bf16_is_faster(device: torch.device, seconds: float = 0.8, rounds: int = 4) -> bool:
-    """Whether matrix products in bfloat16 are at least half again as fast as in float32, measured.
+    """Whether matrix products in bfloat16 are at least 1.5 times as fast as in float32, measured.
 
-    They take turns: a moment in which something else computes must not decide.
+    The two take turns, so that a moment in which another process computes does not decide.
     """
     if device.type == "cuda":
         return True

@@ -11,16 +11,15 @@ from torch import nn
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of the network, in place: names of parameters stay as they are.
 
-    The blocks share one graph (and another for batches with padding), whatever the batch and the length:
-    which code a step runs does not depend on the steps before it, so that a resumed run is bit-identical
-    here, too. The last block, whose shapes follow the masks, is left alone: it would be compiled again at
-    every step.
+    The blocks share one graph (and another for batches with padding) for all batch sizes and lengths: which
+    code a step runs does not depend on the steps before it, so a resumed run is bit-identical. The last block is
+    not compiled: its shapes follow the masks, so it would be compiled again at every step.
     """
     compiler = os.environ.get("CXX")
-    known = [compiler] if compiler else ["g++", "clang++", "c++", "cl"]
-    if not any(shutil.which(name) for name in known):
+    compilers = [compiler] if compiler else ["g++", "clang++", "c++", "cl"]
+    if not any(shutil.which(name) for name in compilers):
         raise ValueError(
-            f"compile needs a C++ compiler, and there is no {' or '.join(known)} here:"
+            f"compile needs a C++ compiler, and there is no {' or '.join(compilers)} here:"
             " install one, name yours in the variable CXX, or train without compile"
         )
     blocks = [module for module in model.modules() if type(module).__name__ == "Block"]

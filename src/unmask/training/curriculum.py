@@ -129,8 +129,8 @@ class _VarianceClippingHook(Hook):
             for first, count in trainer.microbatch_splits:
                 batch = self.batches.batch(later, min(first, batch_size - 1), max(1, count))
                 generator = trainer.generator(later, 2)
-                found = loss_moments(self.objective, trainer.parallel_model, batch.to(trainer.device), generator)
-                moments += found.cpu() if count else 0
+                local = loss_moments(self.objective, trainer.parallel_model, batch.to(trainer.device), generator)
+                moments += local.cpu() if count else 0
         trainer.model.train()
         return self.curriculum.choose_times(trainer.distributed.all_reduce(moments))
 

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrix updates are made orthogonal, so that every direction moves alike.
+"""Muon: momentum with orthogonalized matrix updates, so that every direction moves alike.
 
 torch.optim.Muon does the same, but always orthogonalises in bfloat16, which CPUs without bfloat16
 instructions do some fifty times more slowly than float32. Here the precision is the parameter's own on a
@@ -69,7 +69,7 @@ def _newton_schulz(x: Tensor, num_iterations: int) -> Tensor:
 
 
 def _newton_schulz_gram(gram: Tensor, num_iterations: int) -> Tensor:
-    """What `_iterated` multiplies x with, from x x^T alone: for long matrices half the work.
+    """What `_newton_schulz` multiplies x with, from x x^T alone: for long matrices half the work.
 
     A round multiplies x with P = a + b G + c G^2, and so G with P on both sides.
     """

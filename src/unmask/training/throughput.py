@@ -13,10 +13,10 @@ from unmask.hardware.flops import measure_peak_flops
 
 
 class ThroughputMeter:
-    """Speed since the last look: tokens a second, and FLOPs a second as a share of the machine's peak.
+    """Tokens per second, and model FLOPs utilization (FLOP/s as a share of the machine's peak), since the last call.
 
-    Only the time inside steps counts. All ranks measure the peak at the same time, as they also work at
-    the same time, and their peaks and FLOPs are summed: ranks on one machine share it.
+    Only the time inside steps counts. All ranks measure the peak at the same time, as they also compute at the
+    same time, and their peaks and FLOPs are summed: ranks on one machine share it.
     """
 
     def __init__(self, distributed: Distributed, bf16: bool, tokens: int, flops: float) -> None:
@@ -34,10 +34,10 @@ class ThroughputMeter:
         self.seconds += time.perf_counter() - started
 
     def metrics(self, tokens: int, flops: float) -> dict[str, float]:
-        """What there is to log, given the totals of the run; the next look starts from here."""
-        figures = {
+        """Metrics to log, given the totals of the run; the next interval starts here."""
+        metrics = {
             "tokens_per_second": (tokens - self.tokens) / self.seconds,
             "mfu": (flops - self.flops) / self.seconds / self.peak_flops,
         }
         self.seconds, self.tokens, self.flops = 0.0, tokens, flops
-        return figures
+        return metrics
