@@ -1,4 +1,4 @@
-"""Parts of transformers: rotary positions, attention beside what was read before, time embedding."""
+"""Layers of transformers: rotary positions, convolution, MLP, attention with a KV cache, time embedding."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from unmask.ops.linear import Linear, linear_activation, linear_split
 from unmask.ops.packing import PackedTokens, SelectedPositions
 
 CosSin: TypeAlias = tuple[Tensor, Tensor]
-"""cos and sin of what pairs of dimensions turn by; sin is negative for the first of each pair."""
+"""cos and sin of the rotary angles; sin is negative for the first dimension of each pair."""
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions: dimensions i and i + d/2 of a head turn by position * base^(-2i/d)."""
+    """Rotary positions: dimensions i and i + d/2 of a head are rotated by position * theta^(-2i/d)."""
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
         self.theta, self.head_dim = theta, head_dim
-        # Integers, because a network cast to bfloat16 must not round its positions' angles.
+        # Integers, so that casting the network to bfloat16 does not round the angles.
         self.register_buffer("even_dims", torch.arange(0, head_dim, 2), persistent=False)
         self.even_dims: Tensor
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype = torch.float64) -> CosSin:
-        """cos and sin [n, head_width] of positions [n], or [B, 1, n, head_width] of those [B, n] of each
-        row."""
+        """cos and sin [n, head_dim] of positions [n], or [B, 1, n, head_dim] of positions [B, n]."""
         angle = positions[..., None] * self.theta ** -(self.even_dims.double() / self.head_dim)
         if positions.ndim == 2:
             angle = angle[:, None]
@@ -41,7 +40,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def _apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
-    """Turn queries or keys [..., L, head_width] to their positions.
+    """Rotate queries or keys [..., L, head_dim] by the angles of their positions.
 
     (a, b) becomes (a cos - b sin, b cos + a sin): each dimension times cos, and its partner times sin.
     """
@@ -50,8 +49,8 @@ def _apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
 
 
 class DepthwiseConv(nn.Module):
-    """y_i = sum over o of w_o * x_(i+o), |o| <= taps // 2, each dimension by itself; padding and other
-    documents are not looked at."""
+    """y_i = sum over o of w_o * x_(i+o), |o| <= kernel_size // 2, per dimension; padding and other documents
+    count as zero."""
 
     def __init__(self, width: int, kernel_size: int) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class DepthwiseConv(nn.Module):
         return y
 
     def gathered(self, keys: Tensor, context: AttentionContext) -> Tensor:
-        """The same for the queries of a call that sees keys [B, K, width] in some order."""
+        """The same for queries whose neighbours are among the keys [B, K, width], in any order."""
         reach, y = len(self.weight) // 2, torch.zeros(())
         for tap, weight in enumerate(self.weight):
             key, found = context.relative_keys(tap - reach)
@@ -92,10 +91,10 @@ class MLP(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with rotary positions; each of `kv_heads` serves several heads.
+    """Multi-head self-attention with rotary positions; each of `kv_heads` is shared by several query heads.
 
-    `biased` queries and keys can prefer an offset, whatever they are queries and keys of; `bias` is the usual
-    one, of queries, keys and values.
+    With `offset_bias`, heads have biases of queries and keys by which they can attend to a fixed offset; `qkv_bias` is
+    the usual bias of the projection.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def init_offset_bias(self, offsets: Sequence[int], scale: float, rotary: RotaryEmbedding) -> None:
-        """Start head h at offset o = offsets[h mod n], with `strength` added to its logit.
+        """Initialize head h to attend to offset o = offsets[h mod n], by adding `scale` to its logit.
 
         A bias of (c, 0) in a turning pair of k, and of the same turned by o in q, adds
         c^2 cos(angle (j - i - o)) to the logit of j seen from i: largest at j = i + o. Fast pairs tell
@@ -148,8 +147,11 @@ class Attention(nn.Module):
         selected: SelectedPositions | None = None,
         packed: PackedTokens | None = None,
     ) -> Tensor:
-        """`seen` [B or 1, 1, n or 1, K] is False where a query must not look at a key; or the `sparse`
-        form. x [B, n, width], or [T, width] if `packed`, which is also what comes out."""
+        """Attention of x [B, n, width], or [T, width] if `packed`; the output has the same shape.
+
+        `attn_mask` [B or 1, 1, n or 1, K] is False where a query must not attend to a key; or a block mask of flex
+        attention.
+        """
         if selected is not None:
             return self._forward_selected(selected, x, cos_sin, attn_mask, cache, layer_index)
         qkv = self.qkv(x)
@@ -172,7 +174,7 @@ class Attention(nn.Module):
         cache: KVCacheView | None,
         layer_index: int,
     ) -> Tensor:
-        """The same at the asked positions only, [N, width]: keys and values of all, queries of these."""
+        """The output at the selected positions only, [N, width]: queries of these, keys and values of all."""
         width = x.shape[-1]
         q, kv = linear_split(self.qkv, selected.select(x), x, width)
         kv = _split_heads(kv, 2 * self.kv_heads)
@@ -193,7 +195,7 @@ class Attention(nn.Module):
         return attention(q, k, v, attn_mask, causal=causal)
 
     def _rotate_query(self, q: Tensor, cos_sin: CosSin) -> Tensor:
-        """[..., heads, L, head_width], ready to be compared."""
+        """Queries [..., heads, L, head_dim], normalized and rotated."""
         return _bias_and_rotate(cos_sin, self.q_norm(q), self.q_bias)
 
     def _rotate_key(self, k: Tensor, cos_sin: CosSin) -> Tensor:
@@ -201,18 +203,20 @@ class Attention(nn.Module):
 
 
 def _bias_and_rotate(cos_sin: CosSin, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x + bias of each head, turned; in the precision of x, which products are asked in."""
+    """x plus the bias of each head, rotated, in the dtype of x."""
     return _apply_rotary(x if bias is None else x + bias.to(x.dtype).view(x.shape[-3], 1, -1), cos_sin)
 
 
 def _split_heads(x: Tensor, count: int) -> Tensor:
-    """[B, count, L, width] of lines [B, L, count * width], each head's part in one piece of memory: that
-    takes one pass, and what is done with heads then takes half the time."""
+    """[B, count, L, width] of x [B, L, count * width], with each head contiguous in memory.
+
+    That takes one pass over x, and halves the time of the operations on heads.
+    """
     return torch.unflatten(x, -1, (count, -1)).permute(2, 0, 1, 3).contiguous().transpose(0, 1)
 
 
 def _select_cos_sin(selected: SelectedPositions, cos_sin: CosSin) -> CosSin:
-    """Those [N, 1, 1, head_width] of the asked positions, of angles [L, ...] or [B, 1, L, ...]."""
+    """[N, 1, 1, head_dim] at the selected positions, of cos and sin [L, ...] or [B, 1, L, ...]."""
     rows = (selected.position,) if cos_sin[0].ndim == 2 else (selected.sequence, 0, selected.position)
     cos, sin = (each[rows][:, None, None] for each in cos_sin)
     return cos, sin
@@ -220,7 +224,7 @@ def _select_cos_sin(selected: SelectedPositions, cos_sin: CosSin) -> CosSin:
 
 @lru_cache(maxsize=1)
 def _flex_attention() -> Callable[..., Tensor]:
-    """Flex attention, compiled: without that it computes every pair and hides them afterwards."""
+    """Compiled flex attention: without compilation it computes all pairs and masks them afterwards."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled: Callable[..., Tensor] = torch.compile(flex_attention)
@@ -228,7 +232,7 @@ def _flex_attention() -> Callable[..., Tensor]:
 
 
 class TimeEmbedding(nn.Module):
-    """A scalar [B, 1] or [B, L] as a vector: 128 cosines and sines of it, then a two-layer network."""
+    """A vector for each time [B, 1] or [B, L]: its 128 cosines and sines through a two-layer network."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()

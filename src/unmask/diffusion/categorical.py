@@ -1,8 +1,8 @@
 """Exact draws from categorical distributions over large vocabularies.
 
-One float64 uniform a row and the inverse of the cumulative sum, in float64: exact to 2^-53. The sum is taken
-of groups of tokens first, and then within one of them only. (Gumbel noise made from float32 uniforms, as in
-published code, cannot draw tokens rarer than about 1e-7 and thins the whole tail; see
+One float64 uniform number per row and the inverse of the cumulative sum in float64: exact to 2^-53. The cumulative
+sum is taken over groups of tokens first, and then within one group only. (Gumbel noise made from float32 uniform
+numbers, as in published code, cannot draw tokens rarer than about 1e-7, and makes all rare tokens too rare; see
 tests/diffusion/test_categorical.py.)
 """
 
@@ -23,16 +23,12 @@ DAMAGED = (
 """What is wrong where no token can be drawn."""
 
 _GROUP_SIZE = 128
-"""Tokens whose weights are summed at once."""
+"""Tokens per group."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a token is chosen from its distribution: temperature, then the top k, then the top p.
-
-    Temperature 0 takes the most probable token. `top_p` keeps the smallest set of tokens whose
-    probability reaches p, the token that crosses p included.
-    """
+    """How a token is drawn from its distribution: temperature, then top-k, then top-p."""
 
     temperature: float = 1.0
     """Divides the log-probabilities; 0 takes the most probable token, 1 samples the model as it is."""
@@ -52,8 +48,8 @@ class SamplingParams:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
 
     def probabilities(self, log_x: LogX) -> Tensor:
-        """What is chosen from: [N, V], each line with the same sum as exp(log_x); to be summed in float64."""
-        if self == SamplingParams():  # exp in float32 is right to a part in 10^7
+        """Weights [N, V] to draw from; each row has the same sum as exp(log_x), and is to be summed in float64."""
+        if self == SamplingParams():  # exp in float32 has a relative error of 1e-7
             return log_x.exp()
         log_x = log_x.double()
         mass = log_x.exp().sum(-1, keepdim=True)
@@ -97,7 +93,7 @@ def sample_inverse_cdf(weights: Tensor, uniform: Tensor, *, check: bool = True) 
 
 
 def _group_sums(weights: Tensor) -> Tensor:
-    """float64 [N, groups]; the last group may be a smaller one."""
+    """float64 [N, groups]; the last group may be smaller."""
     whole = weights.shape[-1] // _GROUP_SIZE * _GROUP_SIZE
     first, last = weights[:, :whole], weights[:, whole:]
     sums = [torch.unflatten(first, -1, (-1, _GROUP_SIZE))] if whole else []
@@ -106,8 +102,8 @@ def _group_sums(weights: Tensor) -> Tensor:
 
 
 def _search_cdf(cumulative: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The first [N, 1] whose cumulative sum [N, n] is above the value [N, 1], and by how much the value is
-    above the sum before. A value that rounding has brought to the last sum is taken as just below it."""
+    """The first index [N, 1] whose cumulative sum [N, n] is above the value [N, 1], and the value minus the
+    sum before it. A value that was rounded up to the last sum is taken as just below it."""
     total = cumulative[:, -1:]
     value = torch.minimum(value, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, value, right=True)

@@ -1,7 +1,7 @@
-"""Uniform noise that belongs to a row: a function of (seed, draw), of nothing else.
+"""Uniform noise per row, as a function of (seed, draw) only.
 
-Because no generator is shared between rows, a row's noise is the same alone, in any batch, on any
-rank, and after a resume.
+No generator is shared between rows, so the noise of a row is the same alone, in any batch, on any rank, and
+after resuming.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _SEED_BITS = 64
-"""User seeds are below 2^64; the upper half of Philox's 128-bit key tells streams of one seed apart."""
+"""User seeds are below 2^64; the upper half of Philox's 128-bit key holds the stream."""
 
 
 def derive_seed(seed: int, stream: int) -> int:
@@ -24,7 +24,7 @@ def derive_seed(seed: int, stream: int) -> int:
 
 
 class _ThreadGenerator(threading.local):
-    """A generator for each thread: re-keying one is five times cheaper than building one."""
+    """One generator per thread: setting its key is five times cheaper than building a generator."""
 
     def __init__(self) -> None:
         self.bit_generator = np.random.Philox(key=0)

@@ -1,8 +1,8 @@
 """Noise schedules: alpha(t), the probability that a token is still visible at time t.
 
 Every schedule gives `alpha(t)`, its derivative `dalpha(t)` and `weight(t) = -alpha'/(1 - alpha)`, the
-weight of a masked token's nats. Each is written in a form without cancellation, so float32 is safe at
-both ends; where the weight diverges (t = 0, where nothing is masked) it is evaluated just beside.
+weight of a masked token's loss. Each is written in a form without cancellation, so float32 is accurate at
+both ends; at t = 0, where the weight diverges and nothing is masked, t is clamped to a tiny positive number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Schedule(ABC):
         """-alpha'(t) / (1 - alpha(t))."""
 
     def sigma(self, t: Tensor) -> Tensor:
-        """-log alpha(t), the total noise that networks with published weights are told."""
+        """-log alpha(t), the total noise that networks with published weights are conditioned on."""
         return -self.alpha(t).clamp(min=torch.finfo(t.dtype).tiny).log()
 
     def inverse(self, alpha: Tensor) -> Tensor:
@@ -63,6 +63,7 @@ class LogLinear(Schedule):
     """alpha = 1 - (1 - eps) t, so that -log(alpha) is log-linear. eps = 0 is LLaDA's linear schedule."""
 
     eps: float = 1e-3
+    """The fraction of tokens that is still visible at t = 1."""
 
     def __post_init__(self) -> None:
         _validate_eps(self.eps)
@@ -85,6 +86,7 @@ class Cosine(Schedule):
     """alpha = eps + (1 - eps) cos(pi t / 2); 1 - alpha = (1 - eps) 2 sin^2(pi t / 4)."""
 
     eps: float = 1e-3
+    """The fraction of tokens that is still visible at t = 1."""
 
     def __post_init__(self) -> None:
         _validate_eps(self.eps)
@@ -104,6 +106,7 @@ class CosineSquared(Schedule):
     """alpha = eps + (1 - eps) cos^2(pi t / 2); 1 - alpha = (1 - eps) sin^2(pi t / 2)."""
 
     eps: float = 1e-3
+    """The fraction of tokens that is still visible at t = 1."""
 
     def __post_init__(self) -> None:
         _validate_eps(self.eps)
@@ -121,9 +124,10 @@ class CosineSquared(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """alpha = 1 - t^power: above 1, a slow start; below 1, a fast one."""
+    """alpha = 1 - t^power."""
 
     power: float = 2.0
+    """Above 1 masking starts slowly, below 1 fast."""
 
     def __post_init__(self) -> None:
         if not self.power > 0:
@@ -147,6 +151,7 @@ class Hyperbolic(Schedule):
     """
 
     speed: float = 10.0
+    """log(1 + k): the larger, the more tokens are masked early."""
 
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 40:
@@ -189,7 +194,9 @@ class Geometric(RateSchedule):
     """-log alpha = sigma_min^(1-t) sigma_max^t."""
 
     sigma_min: float = 1e-4
+    """-log alpha at t = 0."""
     sigma_max: float = 20.0
+    """-log alpha at t = 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.sigma_min < self.sigma_max < math.inf:
@@ -207,7 +214,9 @@ class LinearSigma(RateSchedule):
     """-log alpha = sigma_min + (sigma_max - sigma_min) t."""
 
     sigma_min: float = 1e-4
+    """-log alpha at t = 0."""
     sigma_max: float = 20.0
+    """-log alpha at t = 1."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma_min < self.sigma_max < math.inf:
@@ -229,7 +238,9 @@ class IntegratedRate(RateSchedule):
     """
 
     beta: Callable[[Tensor], Tensor]
+    """The masking rate, a function of t in [0, 1]."""
     num_cells: int = 256
+    """Cells of the quadrature."""
 
     def __post_init__(self) -> None:
         rate = self.rate(torch.linspace(0, 1, 1001, dtype=torch.float64))
