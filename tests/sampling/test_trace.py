@@ -10,7 +10,7 @@ from unmask.objectives import MDLM
 from unmask.sampling import ReMDM, Sampler
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.remdm import Cap
-from unmask.sampling.trace import _MASKED, _track_steps, record_trace
+from unmask.sampling.trace import _MASKED, record_trace, track_steps
 
 M = 9
 
@@ -31,7 +31,7 @@ def test_the_last_write_counts() -> None:
 
 def test_watching_tells_the_steps_of_what_is_shown_now() -> None:
     start, *frames = rows([M, M], [1, M], [M, 2])
-    assert [step.tolist() for _, step in _track_steps(iter(frames), start, M)] == [
+    assert [step.written_step.tolist() for step in track_steps(iter(frames), start, M)] == [
         [[1, _MASKED]],
         [[_MASKED, 2]],
     ]

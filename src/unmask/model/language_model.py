@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +23,11 @@ from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
+from unmask.model.text_encoder import TextEncoder
 from unmask.objectives import Objective
 from unmask.sampling.base import Sampler
 from unmask.sampling.blockwise import Blockwise
-from unmask.sampling.canvas import Canvas, Template, blank_canvas, encode_template, infill_canvas, prompt_canvas
+from unmask.sampling.canvas import Canvas, Template, blank_canvas, infill_canvas, prompt_canvas
 from unmask.sampling.denoisers import CountingDenoiser, PaddedDenoiser
 from unmask.sampling.factory import resolve_sampler
 from unmask.sampling.windows import HoleRange, WindowGuidanceFn, sample_ragged
@@ -66,6 +66,7 @@ class LanguageModel:
         self.denoiser = denoiser
         self.tokenizer = tokenizer
         self.distributed = distributed
+        self._encoder = TextEncoder(tokenizer, denoiser.vocab, self.parses_special_tokens)
 
     def __repr__(self) -> str:
         weight, limit = self.denoiser.backbone.lm_head.weight, self.denoiser.max_length
@@ -134,7 +135,7 @@ class LanguageModel:
             canvas = self.encode_template(cast("Template | Tensor", template), n)
             return self.generate(canvas, sampler, seed, guidance=guidance)
         templates = cast("Sequence[Template | Tensor]", template)
-        ids = [self._template_ids(each) for each in templates for _ in range(_validate_count(n))]
+        ids = [self._encoder.encode_template(each) for each in templates for _ in range(_validate_count(n))]
         self.check_memory(len(ids), max(map(len, ids), default=0))
         tokens, valid = infill_canvas(ids, self.vocab.mask_id)
         return self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
@@ -154,7 +155,7 @@ class LanguageModel:
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
-        process, encoded = self.denoiser.process, [self._encode(prompt) for prompt in prompts]
+        process, encoded = self.denoiser.process, [self._encoder.encode(prompt) for prompt in prompts]
         sampler = resolve_sampler(self.denoiser, sampler)
         if process.has_masks and process.block_size is None and sampler.inner is None:
             # Blocks begin with the completion, so its noise does not depend on the prompt's position in the batch.
@@ -172,28 +173,13 @@ class LanguageModel:
         if length is None:
             raise ValueError("this model has no longest length; say how many tokens to write with length=")
         self.check_memory(n, length)
-        return blank_canvas(n, length, self.vocab.mask_id, self._encode(prompt))
+        return blank_canvas(n, length, self.vocab.mask_id, self._encoder.encode(prompt))
 
     def encode_template(self, template: Template | Tensor, n: int = 1) -> Tokens:
         """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes."""
-        ids = self._template_ids(template)
+        ids = self._encoder.encode_template(template)
         self.check_memory(_validate_count(n), len(ids))
         return torch.tensor([ids] * n)
-
-    def _template_ids(self, template: Template | Tensor) -> list[int]:
-        if isinstance(template, list) and all(isinstance(piece, int) for piece in template):
-            template = torch.tensor(self._encode(template))
-        if not isinstance(template, Tensor):
-            if isinstance(template, str) and self.tokenizer is not None and self.parses_special_tokens:
-                spelled = self.tokenizer.id_to_token(self.vocab.mask_id)
-                template = template.replace(spelled, "<mask>") if spelled else template  # as in [MASK]
-            return encode_template(template, self._encode, self.vocab.mask_id)
-        if template.numel() != template.shape[-1]:
-            raise ValueError(f"a template is one row of ids; got shape {list(template.shape)}")
-        ids: list[int] = template.flatten().tolist()
-        if self.vocab.mask_id not in ids:
-            raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask_id} where one is")
-        return ids
 
     @property
     def uses_right_context(self) -> bool:
@@ -356,36 +342,14 @@ class LanguageModel:
             return score_requests(self.denoiser, self.objective, requests, config, self.distributed)
 
     def _score_request(self, number: int, text: str | Sequence[int], prompt: str | Sequence[int]) -> ScoreRequest:
-        ids = self._encode(text)
+        ids = self._encoder.encode(text)
         if not ids:
             raise ValueError(f"text {number} is empty: there is nothing to score")
-        before = self._encode(prompt) if len(prompt) else []
+        before = self._encoder.encode(prompt) if len(prompt) else []
         self.vocab.validate(torch.tensor([*before, *ids]), clean=True)
         return ScoreRequest(
             ids, before, TextStats.from_text(text) if isinstance(text, str) and self.tokenizer else None
         )
-
-    def _encode(self, text: str | Sequence[int]) -> list[int]:
-        if not isinstance(text, str):
-            try:
-                ids = [operator.index(i) for i in text]
-            except TypeError:
-                raise ValueError(f"token ids must be integers in a list; got {text!r}") from None
-            for i in ids:
-                if not 0 <= i < self.vocab.size:
-                    raise ValueError(f"token id {i} is outside the vocabulary 0..{self.vocab.size - 1}")
-            return ids
-        if self.tokenizer is not None:
-            ids = self.tokenizer.encode(text, parse_special_tokens=self.parses_special_tokens)
-            if self.vocab.mask_id in ids:
-                spelled = self.tokenizer.id_to_token(self.vocab.mask_id)
-                raise ValueError(
-                    f"{text[:40]!r} spells the mask token {spelled}, which is written over; `infill` fills holes"
-                )
-            return ids
-        if not all(word.isdecimal() for word in text.split()):
-            raise ValueError(f"this model has no tokenizer: give token ids (as in '5 17 2'), not {text!r}")
-        return self._encode([int(word) for word in text.split()])
 
     @property
     def device(self) -> torch.device:

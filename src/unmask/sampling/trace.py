@@ -1,4 +1,4 @@
-"""When each token was written, seen from outside: a trace of the canvases that a sampler yields."""
+"""Which step wrote which token: the differences between the canvases that a sampler yields."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from torch import Tensor
 from unmask.types import Tokens
 
 _MASKED = -1
-"""The step of a position that shows the mask: nothing is written there (yet, or any more)."""
+"""The step of a position that is masked: not written yet, or remasked."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The canvas before the first step and after each: frames[k] is the one after step k = 1, 2, ...
-
-    `step` [B, L] is the step at which each position got its final token: 0 if it was given, _MASKED if it
-    is still masked. Samplers may write a position more than once; the last write counts.
-    """
+    """All steps of a sampler. It may write a position more than once; the last write counts."""
 
     canvases: tuple[Tokens, ...]
+    """The canvas before the first step, and after each: canvases[k] is the one after step k = 1, 2, ..."""
     written_step: Tensor
+    """int64 [B, L]: the step at which each position got its final token, 0 if it was given, -1 if it is masked."""
 
     @property
     def tokens(self) -> Tokens:
@@ -44,18 +42,34 @@ class Trace:
         return [(k, id_) for k, id_ in enumerate(shown) if k == 0 or id_ != shown[k - 1]]
 
 
-def _track_steps(canvases: Iterable[Tokens], initial: Tokens, mask_id: int) -> Iterator[tuple[Tokens, Tensor]]:
-    """After each step: the canvas, and the step [B, L] at which each position got what it now shows."""
-    before, step = initial, torch.where(initial == mask_id, _MASKED, 0)
+@dataclass(frozen=True)
+class TracedStep:
+    """The canvas after a step, and what the step changed."""
+
+    number: int
+    """1 for the first step."""
+    tokens: Tokens
+    """int64 [B, L]: the canvas after the step."""
+    changed: Tensor
+    """bool [B, L]: the positions that the step wrote, rewrote or remasked."""
+    written_step: Tensor
+    """int64 [B, L]: the step at which each position got its token, 0 if it was given, -1 if it is masked."""
+
+
+def track_steps(canvases: Iterable[Tokens], initial: Tokens, mask_id: int) -> Iterator[TracedStep]:
+    """Each canvas that a sampler yields for the `initial` one, with what has changed."""
+    before, written = initial, torch.where(initial == mask_id, _MASKED, 0)
     for number, z in enumerate(canvases, 1):
-        step = torch.where(z == mask_id, _MASKED, torch.where(z != before, number, step))
-        yield z, step
+        changed = z != before
+        written = torch.where(z == mask_id, _MASKED, torch.where(changed, number, written))
+        yield TracedStep(number, z, changed, written)
         before = z
 
 
-def record_trace(yielded: Iterable[Tokens], initial: Tokens, mask_id: int) -> Trace:
-    """Run a sampler to its end and keep all it showed; `start` is the canvas that it was given."""
-    canvases, step = [initial], torch.where(initial == mask_id, _MASKED, 0)
-    for z, step in _track_steps(yielded, initial, mask_id):  # noqa: B007
-        canvases.append(z)
-    return Trace(tuple(canvases), step)
+def record_trace(canvases: Iterable[Tokens], initial: Tokens, mask_id: int) -> Trace:
+    """Run a sampler on the canvas `initial` to its end, and record all steps."""
+    recorded, written = [initial], torch.where(initial == mask_id, _MASKED, 0)
+    for step in track_steps(canvases, initial, mask_id):
+        recorded.append(step.tokens)
+        written = step.written_step
+    return Trace(tuple(recorded), written)

@@ -17,6 +17,7 @@ from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
 from unmask.sampling import Sampler
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.trace import track_steps
 from unmask.serve.engine import Job
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
@@ -71,9 +72,9 @@ def generation_job(
         last_events: list[TokenEvent | None] = [None] * len(ids)
         steps = [0] * len(ids)
         canvases = model.run_sampler(recorder, Canvas(start, (seed,)), sampler, guidance=guidance)
-        for number, z in enumerate(canvases, start=1):
-            previous, current = current, tuple(z[0].tolist())
-            changed = [i for i, (old, new) in enumerate(zip(previous, current, strict=True)) if old != new]
+        for step in track_steps(canvases, start, model.vocab.mask_id):
+            number, current = step.number, tuple(step.tokens[0].tolist())
+            changed = step.changed[0].nonzero()[:, 0].tolist()
             events = tuple(recorder.token_events(changed, current, model.vocab.mask_id, alternatives))
             for event in events:
                 last_events[event.position], steps[event.position] = event, number
