@@ -13,7 +13,7 @@ from unmask.data.readers import SourceConfig
 from unmask.data.tokenizers.unknown_stats import UnknownStats
 from unmask.io.untrusted import parse_json, read_bytes
 
-CORPUS_FORMAT = "unmask-corpus-4"
+_CORPUS_FORMAT = "unmask-corpus-4"
 """Changes whenever the same sources and config would give other files."""
 _DIGEST_FORMAT = "unmask-corpus-2"
 """The format that introduced the digest, and part of it: a new format does not change the digest of old ids."""
@@ -83,7 +83,7 @@ class Manifest:
     dtype: str
     splits: tuple[SplitRecord, ...]
     num_shards: int | None = None
-    format: str = CORPUS_FORMAT
+    format: str = _CORPUS_FORMAT
     unknown: UnknownStats = UnknownStats()
 
     def __post_init__(self) -> None:
@@ -124,8 +124,10 @@ class Manifest:
             data = parse_json(written, MANIFEST_FILE)
         except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
-        if not isinstance(data, dict) or data.get("format") != CORPUS_FORMAT:
-            raise ValueError(f"{file} is not in the format {CORPUS_FORMAT!r} of this version: prepare the corpus again")
+        if not isinstance(data, dict) or data.get("format") != _CORPUS_FORMAT:
+            raise ValueError(
+                f"{file} is not in the format {_CORPUS_FORMAT!r} of this version: prepare the corpus again"
+            )
         checksum = data.pop(_CHECKSUM_KEY, None)
         manifest: Manifest = from_json(cls, data, str(file))
         if checksum != hashlib.sha256(written.replace(str(checksum).encode(), b"")).hexdigest():

@@ -59,7 +59,7 @@ class PromptCompletionRows(RowLayout):
 
 
 @dataclass(frozen=True)
-class TruncationStats:
+class _TruncationStats:
     """How many of a corpus' pairs lose the end of the completion, or the beginning of the prompt."""
 
     num_pairs: int
@@ -116,9 +116,9 @@ class _PairRows(Rows):
             prompt_mask=torch.from_numpy(position < (spans.prompt_end - spans.start)[:, None]),
         )
 
-    def truncation_stats(self) -> TruncationStats:
+    def truncation_stats(self) -> _TruncationStats:
         """How many pairs are truncated to `length`."""
         rows = np.arange(self.num_rows, dtype=np.int64)
         spans = self.spans(rows, np.zeros_like(rows), 0)
         first = np.concatenate([[0], self._ends[:-1]])
-        return TruncationStats(self.num_rows, int((spans.stop < self._ends).sum()), int((spans.start > first).sum()))
+        return _TruncationStats(self.num_rows, int((spans.stop < self._ends).sum()), int((spans.start > first).sum()))
