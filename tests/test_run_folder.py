@@ -322,7 +322,7 @@ def test_what_a_recipe_cannot_know_is_asked_for(
         ):
             code, out, err = command("train", recipe, *given)
             assert (code, out) == (2, "")
-            assert err == f"unmask: {recipe} needs {asked}: it goes on from a model of yours with text of yours\n"
+            assert err == f"unmask: {recipe} needs {asked}: it fine-tunes a model of yours on text of yours\n"
     assert os.listdir() == ["text.txt"]
 
 
@@ -345,7 +345,7 @@ def test_rows_are_fitted_to_the_model_and_that_is_said(
     given += ("--batch-size", "2", "--out", tmp_path / "run")
     code, out, err = command(*given)
     assert (code, out) == (0, f"{tmp_path / 'run' / 'model'}\n")
-    assert err.startswith(f"rows are 16 tokens long, which is what {finished} takes\n")
+    assert err.startswith(f"rows are 16 tokens long, the most that {finished} takes\n")
     code, _, err = command(*given[:-1], tmp_path / "other", "--set", "layout.length=32")
     assert code == 2
     assert f"rows of 32 tokens are longer than the 16 that {finished} takes: set layout.length=16" in err
