@@ -33,7 +33,7 @@ _MAX_CACHED_LOGITS = 1 << 21
 """Logits that are turned into probabilities at a time, so that they stay in the cache."""
 
 
-class LogProbs(Protocol):
+class _LogProbs(Protocol):
     """How logits become log-probabilities of the clean token: an objective."""
 
     @property
@@ -46,7 +46,7 @@ class LogProbs(Protocol):
         ...
 
 
-class LogitsFn(Protocol):
+class _LogitsFn(Protocol):
     """One value per row of logits, for a chunk of the rows. It may overwrite the logits."""
 
     def __call__(self, logits: Tensor, indices: slice) -> Tensor:
@@ -66,12 +66,12 @@ class ValueAndGrad(NamedTuple):
     scale: Tensor
 
 
-def chunked_head_reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn) -> Tensor:
+def chunked_head_reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn) -> Tensor:
     """logits_fn(hidden weight^T + bias) [N], from all logits at once."""
     return logits_fn(F.linear(hidden, weight, bias), slice(0, len(hidden)))
 
 
-def chunked_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn) -> Tensor:
+def chunked_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn) -> Tensor:
     """`chunked_head_reference` in chunks of rows.
 
     Under autocast products are in its type, and their sums in that of the weights.
@@ -108,7 +108,7 @@ class WeightedNLL:
 class LogProbRowFn:
     """`row_fn` of log_x = objective.log_probs(logits, alpha), as a function of the logits."""
 
-    objective: LogProbs
+    objective: _LogProbs
     alpha: Tensor
     vocab: Vocab
     row_fn: RowFn
@@ -129,7 +129,7 @@ class LogProbRowFn:
         return ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values))
 
 
-def log_probs_inplace(objective: LogProbs, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+def log_probs_inplace(objective: _LogProbs, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
     """objective.log_probs(logits, alpha, vocab), written over the logits where that is possible."""
     if not objective.is_softmax or logits.requires_grad or not fast_paths_enabled():
         return objective.log_probs(logits, alpha, vocab)
@@ -185,7 +185,7 @@ def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn) -> Tensor:
         values, ctx.gradients = _values_and_grads(hidden, weight, bias, logits_fn, None)
         ctx.save_for_backward(hidden, weight, bias)
         ctx.logits_fn = logits_fn
@@ -209,7 +209,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 @torch.no_grad()
 def _values_and_grads(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: LogitsFn, grad_output: Tensor | None
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn, grad_output: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Values [N], and the gradients of sum_i grad_output[i] values[i] (weights of 1 if None)."""
     values = []
