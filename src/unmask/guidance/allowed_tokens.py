@@ -1,4 +1,4 @@
-"""Hard constraints, place by place: which tokens may be written at all."""
+"""Hard constraints by position: which tokens may be written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 @dataclass(frozen=True, eq=False)
 class _RestrictTokens(BatchableRowFn):
-    """What `each` says of lines that have nothing but the allowed tokens [V] left, or those lines."""
+    """Restricts rows of log_x to the allowed tokens [V], then applies another row function, if there is one."""
 
     allowed: Tensor
     row_fn: BatchableRowFn | None
@@ -34,22 +34,20 @@ class _RestrictTokens(BatchableRowFn):
 
     @property
     def batch_key(self) -> Hashable:
-        """Whose tokens are the same, and who say one kind of thing."""
         return _RestrictTokens, id(self.allowed), None if self.row_fn is None else self.row_fn.batch_key
 
     def merge(self, others: Sequence[_RestrictTokens], num_queries: Sequence[int]) -> RowFn:
-        """One cut for all lines."""
         if self.row_fn is None:
             return self
-        said = self.row_fn.merge([other.row_fn for other in others], num_queries)
-        return lambda log_x, part: said(_RestrictTokens(self.allowed, None)(log_x, part), part)
+        merged = self.row_fn.merge([other.row_fn for other in others], num_queries)
+        return lambda log_x, indices: merged(_RestrictTokens(self.allowed, None)(log_x, indices), indices)
 
 
 class AllowedTokens(DenoiserWrapper):
-    """log_x with nothing but the allowed tokens, renormalised.
+    """log_x restricted to the allowed tokens, renormalized.
 
-    `allowed` are booleans: [V] for all places alike, [L, V] by place, or [B, L, V] by the number of the
-    sequence too. A hole that no token is allowed in is refused at the first call, before anything is drawn.
+    `allowed` is bool [V] for all positions, [L, V] by position, or [B, L, V] by sequence and position. A masked
+    position without an allowed token raises ValueError at the first call, before anything is drawn.
     """
 
     def __init__(self, denoiser: DenoiserLike, allowed: Tensor) -> None:
@@ -67,7 +65,7 @@ class AllowedTokens(DenoiserWrapper):
 
     @classmethod
     def ban(cls, denoiser: DenoiserLike, ids: Iterable[int]) -> AllowedTokens:
-        """Everything but these ids, wherever it is."""
+        """Everything but these ids, at all positions."""
         allowed = torch.ones(denoiser.vocab.size, dtype=torch.bool)
         allowed[_validate_ids(denoiser, ids)] = False
         return cls(denoiser, allowed)
@@ -76,7 +74,7 @@ class AllowedTokens(DenoiserWrapper):
     def at_positions(
         cls, denoiser: DenoiserLike, ids_by_position: Mapping[int, Iterable[int]], length: int
     ) -> AllowedTokens:
-        """Only these ids at these places of sequences of `length` tokens, anything elsewhere."""
+        """Only these ids at these positions of sequences of `length` tokens, any token elsewhere."""
         allowed = torch.ones(length, denoiser.vocab.size, dtype=torch.bool)
         for place, ids in ids_by_position.items():
             if not 0 <= place < length:
@@ -111,14 +109,14 @@ class AllowedTokens(DenoiserWrapper):
         sequence, place = query_indices(positions)
         sequence, place = sequence_ids[sequence], place + (start or 0)
 
-        def cut(log_x: LogX, indices: slice | Tensor) -> Tensor:
+        def restrict(log_x: LogX, indices: slice | Tensor) -> Tensor:
             here: tuple[Tensor, ...] = (sequence[indices], place[indices])
             here = here[3 - self.allowed.ndim :]
             allowed = self.allowed[tuple(index.to(self.allowed.device) for index in here)]
             log_x = renormalize_like(log_x, log_x.masked_fill(~allowed.to(log_x.device), -torch.inf))
             return log_x if row_fn is None else row_fn(log_x, indices)
 
-        return self.denoiser(z, t, positions, context, row_fn=cut, sequence_ids=sequence_ids)
+        return self.denoiser(z, t, positions, context, row_fn=restrict, sequence_ids=sequence_ids)
 
     def _validate_holes(self, z: Tokens, sequence_ids: Tensor, offset: int) -> None:
         possible = self.any_allowed

@@ -1,4 +1,4 @@
-"""What denoisers around a denoiser must know of a call: its sequences, its places, the lines it asks for."""
+"""What wrappers around a denoiser need to know of a call: its sequences, its positions, its queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.types import LogX, Positions, Tokens
 
 
 def query_indices(positions: Positions) -> tuple[Tensor, Tensor]:
-    """Which sequence and which place of a call each line is of."""
+    """The sequence and the position of each query of a call."""
     if isinstance(positions, Tensor):
         sequence, place = positions.nonzero(as_tuple=True)
         return sequence, place
@@ -20,17 +20,17 @@ def query_indices(positions: Positions) -> tuple[Tensor, Tensor]:
 
 
 def resolve_sequence_ids(z: Tokens, sequence_ids: Tensor | None) -> Tensor:
-    """The numbers [B] of a call's sequences in the canvas."""
+    """The indices [B] of a call's sequences in the canvas."""
     return torch.arange(len(z), device=z.device) if sequence_ids is None else sequence_ids
 
 
 def cache_offset(context: Context) -> int | None:
-    """Where in the text a call beside a cache begins; None where it must be the whole text."""
+    """The position at which a call with a cache begins; None without a cache, where a call is the whole text."""
     return None if context.cache is None else context.cache.start
 
 
 def validate_shape(z: Tokens, sequence_ids: Tensor, offset: int | None, shape: Sequence[int], what: str) -> None:
-    """Refuse a call whose places or sequences are not those of `shape`, [L] or [B, L]."""
+    """ValueError if the positions or sequences of a call are outside `shape`, [L] or [B, L]."""
     length = shape[-1]
     if (offset is None and z.shape[1] != length) or (offset or 0) + z.shape[1] > length:
         raise ValueError(
@@ -42,5 +42,5 @@ def validate_shape(z: Tokens, sequence_ids: Tensor, offset: int | None, shape: S
 
 
 def renormalize_like(reference: LogX, log_x: LogX) -> LogX:
-    """The changed lines, each with the sum that it had."""
+    """log_x with the sum of each row as in `reference`."""
     return log_x - log_x.logsumexp(-1, keepdim=True) + reference.logsumexp(-1, keepdim=True)

@@ -1,6 +1,6 @@
-"""Texts longer than the model: windows from left to right, what is filled being context for the next.
+"""Texts longer than the model: windows from left to right, each with the filled text before it as context.
 
-Every window is filled by a sampler that knows of nothing else, with randomness of its own.
+Every window is filled by a sampler that sees nothing else, with a seed of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unmask.types import Tokens
 
 
 class HoleRange(NamedTuple):
-    """Which holes of a text a window has: `first` to `last` - 1 of `total`, and whether they are whole."""
+    """The holes of a window: `start` to `stop` - 1 of the `num_holes` of the text, and whether they are complete."""
 
     start: int
     stop: int
@@ -29,7 +29,7 @@ class HoleRange(NamedTuple):
 
 
 WindowGuidanceFn: TypeAlias = Callable[[DenoiserLike, Tokens, HoleRange], DenoiserLike]
-"""The denoiser for a window, from its tokens as they are now and its holes."""
+"""From a denoiser, the current tokens of a window and its holes to the denoiser of that window."""
 
 
 def strided_windows(length: int, window: int, stride: int) -> list[slice]:
@@ -39,18 +39,18 @@ def strided_windows(length: int, window: int, stride: int) -> list[slice]:
 
 
 def _windows_around_holes(masked: Sequence[bool], window: int, *, bidirectional: bool = True) -> list[slice]:
-    """Windows that hold all holes of a text in turn, each with as much text on both sides as fits.
+    """Windows that contain all holes of a text in turn, each with as much text on both sides as fits.
 
-    Holes near to each other share a window. One that leaves no room for context is written in parts, and a
-    text that is hidden up to its end in windows that are half a window apart. A model that does not look
-    `ahead` gets all its context before the holes. No window reaches into a hole that it does not fill.
+    Holes that are close to each other share a window. A hole that leaves no room for context is filled in parts, and a
+    text that is masked up to its end in windows that are half a window apart. A model that is not `bidirectional` gets
+    all its context before the holes. No window contains a part of a hole that it does not fill.
     """
     holes = _masked_runs(masked)
     if not holes:
         return []
     if len(holes) == 1 and holes[0][1] == len(masked):
         return strided_windows(len(masked), window, max(1, window // 2))
-    found = []
+    windows = []
     while holes:
         begin, end = holes.pop(0)
         if end - begin > window - window // 4:
@@ -63,12 +63,12 @@ def _windows_around_holes(masked: Sequence[bool], window: int, *, bidirectional:
         spare = window - (end - begin)
         room = (holes[0][0] if holes else len(masked)) - end if bidirectional else 0
         before = min(begin, spare - min(spare // 2, room))
-        found.append(slice(begin - before, end + min(room, spare - before)))
-    return found
+        windows.append(slice(begin - before, end + min(room, spare - before)))
+    return windows
 
 
 def _masked_runs(is_masked: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where holes begin and end."""
+    """The first position of each hole, and the one after its last."""
     places = [
         [place for place, _ in run] for masked, run in groupby(enumerate(is_masked), lambda each: each[1]) if masked
     ]
@@ -76,7 +76,7 @@ def _masked_runs(is_masked: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def _holes_in_window(holes: Sequence[tuple[int, int]], window: slice) -> HoleRange:
-    """The holes that a window has a part of."""
+    """The holes that overlap a window."""
     within = [i for i, (begin, end) in enumerate(holes) if begin < window.stop and end > window.start]
     first, last = (within[0], within[-1] + 1) if within else (0, 0)
     whole = all(begin >= window.start and end <= window.stop for begin, end in holes[first:last])
@@ -92,13 +92,13 @@ def sample_windows(
 ) -> Iterator[Tokens]:
     """Yield the canvas after each step of each window.
 
-    A row in which a sampler that stops (`Blockwise`) has written its `stop` is filled with it to its end.
+    A sequence in which a sampler with an end-of-text token has written it is filled with it to its end.
     """
     denoiser.vocab.validate(canvas.tokens)
     mask, stop = denoiser.vocab.mask_id, sampler.eos_token
     z = canvas.tokens.long().clone()
     given = z != mask
-    holes = _masked_runs((~given[0]).tolist())  # of rows that are looked at in a way of their own, they are alike
+    holes = _masked_runs((~given[0]).tolist())  # sequences with guidance per window have the same holes
     rows = torch.arange(len(z), device=z.device)
     for number, inside in enumerate(windows):
         if not bool((z[rows, inside] == mask).any()):
@@ -130,10 +130,10 @@ def sample_ragged(
     valid: Tensor | None,
     window_guidance: WindowGuidanceFn,
 ) -> Iterator[Tokens]:
-    """Texts of any length and with padding, each written as if it were alone.
+    """Texts of any length and with padding, each filled as if it were alone.
 
-    Texts that begin, end and have their holes at the same places are written together: as a whole, if they
-    fit the model or the sampler has windows of its own, and through windows around their holes otherwise.
+    Texts that begin, end and have their holes at the same positions share calls. They are filled as a whole if they
+    fit the model or the sampler has windows of its own, and in windows around their holes otherwise.
     """
     z, longest = canvas.tokens.long().clone(), denoiser.max_length
     ahead = not denoiser.process.is_left_to_right
@@ -157,7 +157,7 @@ def sample_ragged(
 
 
 def _group_by_mask(masked: Tensor, valid: Tensor | None) -> Iterator[tuple[int, int, list[bool], Tensor]]:
-    """Where the text of some rows begins and ends, which of its places are hidden, and the rows."""
+    """Sequences with the same text range and masked positions: start, stop, masked [stop - start], sequence ids."""
     valid = torch.ones_like(masked) if valid is None else valid
     groups: dict[bytes, list[int]] = {}
     for row, kind in enumerate(torch.cat([masked & valid, valid], 1).cpu().numpy()):
