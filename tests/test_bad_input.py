@@ -132,7 +132,7 @@ BAD: dict[str, tuple[Call, str]] = {
     ),
     "rows: of another shape": (
         lambda lm: ask(lm, ids(0, 1), rows=torch.ones(1, 3, dtype=torch.bool)),
-        r"rows.*\[1, 2\].*got.*\[1, 3\]",
+        r"positions.*\[1, 2\].*got.*\[1, 3\]",
     ),
     # sizes
     "sample: nothing": (lambda lm: lm.sample(n=0), "n must be at least 1; got 0"),
@@ -309,7 +309,7 @@ def test_a_sampler_must_fit_the_model(objective: Objective, samplers: list[Sampl
 def damaged(objective: Objective) -> LanguageModel:
     lm = model(objective)
     with torch.no_grad():
-        lm.denoiser.backbone.blocks[0].mlp[0].weight[0, 0] = math.nan
+        lm.denoiser.backbone.layers[0].mlp[0].weight[0, 0] = math.nan
         lm.denoiser.backbone.lm_head.weight.normal_(generator=torch.Generator().manual_seed(0))
     return lm
 
@@ -410,7 +410,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut in their header": (cut("model.safetensors", 20), NOT_READ),
     "weights empty": (cut("model.safetensors", 0), NOT_READ),
     "weights too narrow": (set_config(width=64), r"has shape \[32, 32\] where config\.json asks.*\[64, 64\]"),
-    "weights too few": (set_config(depth=2), r"lacks tensors blocks\.1.*does not fit its config\.json"),
+    "weights too few": (set_config(depth=2), r"lacks tensors layers\.1.*does not fit its config\.json"),
     "weights too many": (set_config(tie_embeddings=True), r"unknown tensors output\.weight.*does not fit"),
     "sizes beyond all memory": (enormous, r"config\.json"),
     "tokenizer not one": (lambda f: (f / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),

@@ -288,7 +288,7 @@ def test_what_is_packed_is_what_is_multiplied(activation: str, monkeypatch: pyte
 
     monkeypatch.setattr(products, "_get_packed", looked_up)
     lm.score("abc cab")
-    *_, last = lm.denoiser.backbone.blocks  # type: ignore[misc, union-attr]
+    *_, last = lm.denoiser.backbone.layers  # type: ignore[misc, union-attr]
     unasked = (
         {id(weight) for weight in lm.denoiser.backbone.parameters() if weight.ndim == 2}
         - {id(lm.denoiser.backbone.embedding.weight)}

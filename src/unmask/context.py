@@ -28,6 +28,12 @@ class AttentionStages:
     """bool [L]: whether later stages attend to the token."""
     position: Tensor
     """int64 [L]: the token's position in the text."""
+    first_position: int
+    """The smallest position."""
+    num_positions: int
+    """The number of positions of the text, however often each of them is read."""
+    single_stage: bool
+    """Whether all tokens are of one stage, so that all attend to all."""
 
     @classmethod
     def two_stream(cls, length: int, block_size: int, device: torch.device) -> AttentionStages:
@@ -41,12 +47,10 @@ class AttentionStages:
     ) -> AttentionStages:
         """Positions first, ..., last - 1; later blocks do not attend to those from `first_noisy` on."""
         position = torch.arange(first, last, device=device)
-        return cls(2 * (position // block_size) + (position < first_noisy), position < first_noisy, position)
-
-    @property
-    def num_positions(self) -> int:
-        """The number of positions of the text, however often each of them is read."""
-        return int(self.position.max() - self.position.min()) + 1
+        stage = 2 * (position // block_size) + (position < first_noisy)
+        same_block = first // block_size == (last - 1) // block_size
+        single_stage = same_block and not first < first_noisy < last
+        return cls(stage, position < first_noisy, position, first, last - first, single_stage)
 
     def mask(self) -> Tensor:
         """[L, L] booleans: whether query i attends to key j."""
@@ -59,7 +63,8 @@ def _two_stream(length: int, block_size: int, device: torch.device) -> Attention
     position = torch.arange(length, device=device)
     stage = 2 * (position // block_size)
     persistent = torch.arange(2 * length, device=device) >= length
-    return AttentionStages(torch.cat([stage, stage + 1]), persistent, torch.cat([position, position]))
+    stages = torch.cat([stage, stage + 1])
+    return AttentionStages(stages, persistent, torch.cat([position, position]), 0, length, single_stage=False)
 
 
 class CacheView(ABC):

@@ -27,7 +27,71 @@ Times: TypeAlias = Tensor
 """float [B, 1] (one time a sequence) or [B, L]; 0 is data, 1 is all mask."""
 
 Positions: TypeAlias = Tensor | tuple[Tensor, Tensor]
-"""Positions of a [B, L] tensor: booleans [B, L], or the indices (which sequence, which position)."""
+"""Positions of a [B, L] tensor: booleans [B, L], or indices (sequence, position), in any order; see `Queries`."""
+
+
+class Queries(tuple[Tensor, Tensor]):
+    """Queried positions as indices (sequence [N], position [N]), in the order of the sequences.
+
+    What kernels must know of them is on the host, so that no layer has to wait for the device.
+    """
+
+    counts: Tensor
+    """int64 [B]: the number of queries of each sequence."""
+    max_count: int
+    """The largest of the counts."""
+    shape: torch.Size
+    """[B, L]."""
+    facts: tuple[bool, ...]
+    """The booleans that were read with the sizes."""
+
+    @classmethod
+    def from_mask(cls, mask: Tensor, *facts: Tensor) -> Queries:
+        """The True positions of booleans [B, L]; sizes and `facts` (boolean scalars) take one host read."""
+        counts, batch = mask.sum(1), len(mask)
+        numbers = torch.cat([counts, *(fact.view(1) for fact in facts)]).tolist()
+        total, length = sum(numbers[:batch]), max(1, mask.shape[1])
+        flags = mask.flatten()
+        # Like nonzero(), whose result would have to be waited for: index i goes to slot cumsum(i) - 1.
+        slot = torch.where(flags, flags.cumsum(0) - 1, total)
+        indices = torch.arange(len(flags), device=mask.device)
+        index = slot.new_empty(total + 1).scatter_(0, slot, indices)[:total]
+        queries = cls((index // length, index % length))
+        queries.counts, queries.max_count, queries.shape = counts, max([*numbers[:batch], 0]), mask.shape
+        queries.facts = tuple(bool(number) for number in numbers[batch:])
+        return queries
+
+    @classmethod
+    def everywhere(cls, shape: torch.Size, device: torch.device) -> Queries:
+        """All positions."""
+        index = torch.arange(shape.numel(), device=device)
+        queries = cls((index // max(1, shape[1]), index % max(1, shape[1])))
+        queries.counts, queries.max_count = torch.full((shape[0],), shape[1], device=device), shape[1]
+        queries.shape, queries.facts = shape, ()
+        return queries
+
+    @classmethod
+    def resolve(cls, positions: Positions, shape: torch.Size, *facts: Tensor) -> tuple[Queries, Tensor | None]:
+        """The queries of any kind of positions, and the order in which they were asked for (None: as they are)."""
+        if isinstance(positions, Queries):
+            return positions, None
+        if isinstance(positions, Tensor):
+            return cls.from_mask(positions, *facts), None
+        mask = torch.zeros(shape, dtype=torch.bool, device=positions[0].device)
+        mask[positions] = True
+        order = (mask.flatten().cumsum(0) - 1).view(shape)[positions]
+        return cls.from_mask(mask, *facts), order
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether all positions are queried, in order."""
+        return len(self[0]) == self.shape.numel()
+
+    def mask(self) -> Tensor:
+        """Booleans [B, L]: True at the queried positions."""
+        mask = torch.zeros(self.shape, dtype=torch.bool, device=self[0].device)
+        return mask.index_put(tuple(self), mask.new_ones(()))
+
 
 LogX: TypeAlias = Tensor
 """float [N, V]: one line of log-probabilities of the clean token for each asked row."""

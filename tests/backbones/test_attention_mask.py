@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backbones.test_dit import BIDIRECTIONAL, LOCAL, OPTIONS, hidden, network, tokens
-from unmask.backbones.attention_mask import KVCache, attention_context
+from unmask.backbones.attention_mask import attention_context
+from unmask.backbones.cache import KVCache
 from unmask.context import AttentionStages, Context
 
 CPU = torch.device("cpu")
@@ -175,7 +176,7 @@ def test_a_shifted_network_needs_the_token_before_an_asked_one() -> None:
     net, z, cache = network(shift_logits=True), tokens(1, 8), KVCache()
     hidden(net, z, cache=cache.view(0))
     rows = torch.ones(1, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="must read the one before"):
+    with pytest.raises(ValueError, match="must be given the token before"):
         hidden(net, z[:, 4:], positions=rows, cache=cache.view(4, keep=0))
     rows = torch.tensor([[False, True, True, True, True]])
     again = hidden(net, z[:, 3:], positions=rows, cache=cache.view(3, keep=0))

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saved_tensors import count_saved_tensors
 from unmask.backbones import dit
-from unmask.backbones.attention_mask import KVCache
+from unmask.backbones.cache import KVCache
 from unmask.backbones.dit import DiT, DiTConfig, LlamaBlock, LocalInit, TimeConditioning
 from unmask.backbones.layers import Attention, DepthwiseConv, RotaryEmbedding, _apply_rotary
 from unmask.context import Context
@@ -52,7 +52,9 @@ def tokens(rows: int, length: int, seed: int = 0) -> Tokens:
 
 def hidden(net: DiT, z: Tokens, t: Times | float = 0.3, positions: Any = None, **context: Any) -> Tensor:
     with torch.no_grad():
-        return net.encode(z, torch.full((len(z), 1), t) if isinstance(t, float) else t, positions, Context(**context))
+        return net.encode(
+            net.embed(z), torch.full((len(z), 1), t) if isinstance(t, float) else t, positions, Context(**context)
+        )
 
 
 def changed(a: Tensor, b: Tensor) -> list[bool]:
@@ -62,14 +64,14 @@ def changed(a: Tensor, b: Tensor) -> list[bool]:
 
 def test_a_plain_network_knows_no_time() -> None:
     net = network()
-    assert not net.time_conditioned
+    assert not net.capabilities.time_conditioned
     assert [name for name, _ in net.named_parameters() if "modulation" in name or "time" in name] == []
     assert torch.equal(hidden(net, tokens(2, 5), 0.1), hidden(net, tokens(2, 5), 0.9))
 
 
 def test_a_timed_network_knows_the_time_of_each_position() -> None:
     net, z = network(**TIMED), tokens(2, 5)
-    assert net.time_conditioned
+    assert net.capabilities.time_conditioned
     names = {name.split(".")[-2] for name, _ in net.named_parameters()}
     assert "modulation" in names
     assert all(changed(hidden(net, z, 0.1), hidden(net, z, 0.9)))
@@ -161,10 +163,10 @@ def count(net: DiT) -> int:
 def test_qk_norm_has_parameters_and_bounds_queries() -> None:
     net, plain = network(qk_norm=True), network()
     names = {name for name, _ in net.named_parameters()} - {name for name, _ in plain.named_parameters()}
-    assert names == {f"blocks.{i}.attention.{x}_norm.weight" for i in range(SMALL.depth) for x in "qk"}
+    assert names == {f"layers.{i}.attention.{x}_norm.weight" for i in range(SMALL.depth) for x in "qk"}
     expected = hidden(net, tokens(2, 6))
     with torch.no_grad():
-        for block in net.blocks:
+        for block in net.layers:
             block.attention.qkv.weight[: 2 * SMALL.width] *= 10  # normed away; values are left alone
     torch.testing.assert_close(hidden(net, tokens(2, 6)), expected, atol=1e-3, rtol=0)
 
@@ -199,7 +201,9 @@ def test_the_head_answers_at_chosen_rows_as_it_does_everywhere() -> None:
 @every_bidirectional
 def test_every_parameter_learns(options: dict[str, Any]) -> None:
     net = network(**options)
-    net.compute_logits(net.encode(tokens(2, 6), torch.full((2, 1), 0.3))).log_softmax(-1)[..., 0].sum().backward()
+    net.compute_logits(net.encode(net.embed(tokens(2, 6)), torch.full((2, 1), 0.3))).log_softmax(-1)[
+        ..., 0
+    ].sum().backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
         assert bool((parameter.grad != 0).any()), name
@@ -249,7 +253,7 @@ def test_dropout_is_on_both_branches() -> None:
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     z = torch.tensor([[0, 1, 2, 3]])
-    hidden = network.encode(z, torch.zeros(1, 1))
+    hidden = network.encode(network.embed(z), torch.zeros(1, 1))
     torch.testing.assert_close(hidden, network.norm(network.embedding(z)))
 
 
@@ -274,7 +278,7 @@ def test_a_head_starts_by_looking_at_its_offset(offset: int) -> None:
 
 def test_heads_take_the_offsets_in_turn() -> None:
     net = DiTConfig(width=64, depth=1, heads=4, local_init=LocalInit(offsets=(-1, 1))).build(VOCAB)
-    bias = net.blocks[0].attention.q_bias.view(4, 16)
+    bias = net.layers[0].attention.q_bias.view(4, 16)
     assert torch.equal(bias[0], bias[2])
     assert not torch.equal(bias[0], bias[1])
 
@@ -309,7 +313,7 @@ def test_neighbours_do_not_look_at_padding(where: str) -> None:
 
 
 def test_only_a_network_that_sees_both_sides_can_start_locally() -> None:
-    with pytest.raises(ValueError, match="looks to both sides"):
+    with pytest.raises(ValueError, match="attends to both sides"):
         DiTConfig(causal=True, local_init=LocalInit())
     with pytest.raises(ValueError, match="odd"):
         LocalInit(kernel_size=4)
@@ -325,7 +329,7 @@ def test_the_activation_is_the_one_asked_for() -> None:
         ("relu2", x.clamp(min=0) ** 2),
         ("gelu", torch.nn.functional.gelu(x, approximate="tanh")),
     ):
-        first, between, _ = replace(SMALL, activation=name).build(VOCAB).blocks[0].mlp  # type: ignore[union-attr, misc]
+        first, between, _ = replace(SMALL, activation=name).build(VOCAB).layers[0].mlp  # type: ignore[union-attr, misc]
         assert first.out_features == 4 * SMALL.width
         torch.testing.assert_close(between(x), expected)
     with pytest.raises(ValueError, match="activation must be gelu or relu2; got 'swish'"):
@@ -344,7 +348,7 @@ def test_what_is_computed_again_is_the_same(options: dict[str, Any], monkeypatch
         with count_saved_tensors() as kept, monkeypatch.context() as patched:
             if way == "all":
                 patched.setattr(dit, "recompute_scope", nullcontext)
-            loss = net.encode(z, torch.full((3, 1), 0.3), asked).square().sum()
+            loss = net.encode(net.embed(z), torch.full((3, 1), 0.3), asked).square().sum()
         sizes.append(kept.activation_bytes(net))
         loss.backward()  # type: ignore[no-untyped-call]
         found.append([p.grad for p in net.parameters() if p.grad is not None])
@@ -363,7 +367,7 @@ def test_a_network_may_be_transformed() -> None:
     def loss(embedding: Tensor) -> Tensor:
         net.embedding.forward = lambda z: embedding[z]  # type: ignore[method-assign, assignment]
         with sdpa_kernel(SDPBackend.MATH):  # the others have no gradients of gradients
-            return net.encode(z, t).square().mean()
+            return net.encode(net.embed(z), t).square().mean()
 
     slope = torch.func.grad(loss)
     x = weight.clone().requires_grad_()

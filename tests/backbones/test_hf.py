@@ -18,7 +18,8 @@ from torch import Tensor
 from unmask import MDLM, Ancestral, Batch, BlockDiffusion, Blockwise, LanguageModel, ModelConfig, Vocab
 from unmask.backbones import BackboneConfig
 from unmask.backbones import hf as huggingface
-from unmask.backbones.attention_mask import KVCache, attention_context
+from unmask.backbones.attention_mask import attention_context
+from unmask.backbones.cache import KVCache
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig
 from unmask.backbones.hf_attention import hf_attention_mask
 from unmask.config import from_json, to_json
@@ -99,7 +100,7 @@ def tokens(rows: int = B, length: int = L, seed: int = 0) -> Tensor:
 
 def logits(network: HFBackbone, z: Tensor, **context: Any) -> Tensor:
     with torch.no_grad():
-        hidden = network.encode(z, torch.zeros(len(z), 1), context=Context(**context))
+        hidden = network.encode(network.embed(z), torch.zeros(len(z), 1), context=Context(**context))
         return network.compute_logits(hidden.flatten(0, 1)).view(*z.shape, -1)
 
 
@@ -141,10 +142,10 @@ def test_a_closed_network_is_the_causal_one(name: str) -> None:
 def test_asked_rows_are_some_of_all(name: str) -> None:
     network, z = ours(name), tokens()
     rows = torch.rand(z.shape, generator=torch.Generator().manual_seed(1)) < 0.4
-    whole = network.encode(z, torch.zeros(B, 1))
-    torch.testing.assert_close(network.encode(z, torch.zeros(B, 1), rows), whole[rows])
+    whole = network.encode(network.embed(z), torch.zeros(B, 1))
+    torch.testing.assert_close(network.encode(network.embed(z), torch.zeros(B, 1), rows), whole[rows])
     pairs = (torch.tensor([2, 0]), torch.tensor([1, 8]))
-    torch.testing.assert_close(network.encode(z, torch.zeros(B, 1), pairs), whole[pairs])
+    torch.testing.assert_close(network.encode(network.embed(z), torch.zeros(B, 1), pairs), whole[pairs])
 
 
 @settings(max_examples=50)
@@ -289,9 +290,9 @@ def test_what_is_held_is_as_good_as_what_is_read_again(name: str) -> None:
     )
     whole = AttentionStages.block_causal(0, 8, 4, 4, z.device)
     rows = torch.arange(8).expand(B, 8) > 4
-    expected = network.encode(z[:, :8], t, rows, Context(stages=whole))
+    expected = network.encode(network.embed(z[:, :8]), t, rows, Context(stages=whole))
     part = AttentionStages.block_causal(4, 8, 4, 4, z.device)
-    said = network.encode(z[:, 4:8], t, rows[:, 4:], Context(stages=part, cache=kept.view(4, 0)))
+    said = network.encode(network.embed(z[:, 4:8]), t, rows[:, 4:], Context(stages=part, cache=kept.view(4, 0)))
     torch.testing.assert_close(said, expected)
 
 
@@ -312,8 +313,8 @@ def test_configs_are_written_and_read(name: str) -> None:
     again = HFBackboneConfig.from_hf(network.config, stated.future_visibility)
     assert again.parsed["model_type"] == name
     assert again.build(VOCAB).state_dict().keys() == ours(name).state_dict().keys()
-    assert again.build(VOCAB).max_length == 24
-    assert stated.build(VOCAB).max_length == 20
+    assert again.build(VOCAB).capabilities.max_length == 24
+    assert stated.build(VOCAB).capabilities.max_length == 20
 
 
 def _with_layers(network: HFBackbone, kinds: list[str]) -> HFBackbone:
@@ -344,11 +345,11 @@ REFUSED = {
         tokens(),
     ),
     "cannot read beside a cache": lambda: logits(ours("bert"), tokens(), cache=KVCache().view()),
-    "place 24 is beyond the network's 24": lambda: logits(
+    "position 24 is beyond the network's 24": lambda: logits(
         ours("gpt2"), tokens(1, 5), stages=AttentionStages.block_causal(20, 25, 5, 20, torch.device("cpu"))
     ),
     "AlbertForMaskedLM cannot recompute": lambda: setattr(ours("albert"), "gradient_checkpointing", True),
-    "cannot begin with frequencies": lambda: ours("llama").init_output_bias(torch.zeros(11)),
+    "no bias to start at token frequencies": lambda: ours("llama").init_output_bias(torch.zeros(11)),
 }
 
 

@@ -175,7 +175,9 @@ def test_the_published_losses(golden: Path) -> None:
     order = AttentionStages.two_stream(32, 8, x.device)
     tensors = torch.cat([z, x], 1), torch.cat([t, torch.zeros_like(t)], 1)
     with torch.no_grad():
-        states = lm.denoiser.backbone.encode(*tensors, context=Context(stages=order))[:, :32]
+        states = lm.denoiser.backbone.encode(
+            lm.denoiser.backbone.embed(tensors[0]), tensors[1], context=Context(stages=order)
+        )[:, :32]
         logits = lm.denoiser.backbone.compute_logits(states.flatten(0, 1)).view(expected["logits"].shape)
     torch.testing.assert_close(logits, expected["logits"], atol=1e-4, rtol=0)
     log_x = subs(logits.flatten(0, 1), lm.vocab).view(*x.shape, -1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from backbones.test_dit import BIDIRECTIONAL, OPTIONS, network, tokens
 from unmask.context import Context
 from unmask.ops.packing import PackedTokens, SelectedPositions
+from unmask.types import Queries
 
 B, L = 4, 9
 ROWS = {
@@ -40,7 +41,8 @@ def test_asked_positions(options: dict[str, Any], context: dict[str, Tensor], ro
     z, t = tokens(B, L), torch.linspace(0.1, 0.9, B * width, dtype=torch.float64).view(B, width)
     rows = rows & VALID if "valid" in context else rows
     torch.testing.assert_close(
-        net.encode(z, t, rows, context=Context(**context)), net.encode(z, t, context=Context(**context))[rows]
+        net.encode(net.embed(z), t, rows, context=Context(**context)),
+        net.encode(net.embed(z), t, context=Context(**context))[rows],
     )
 
 
@@ -53,9 +55,9 @@ def test_gradients_are_the_same(options: dict[str, Any], context: dict[str, Tens
         z, t = tokens(B, L), torch.full((B, 1), 0.3, dtype=torch.float64)
         rows = ROWS["some"] & VALID
         hidden = (
-            net.encode(z, t, rows, context=Context(**context))
+            net.encode(net.embed(z), t, rows, context=Context(**context))
             if asked
-            else net.encode(z, t, context=Context(**context))[rows]
+            else net.encode(net.embed(z), t, context=Context(**context))[rows]
         )
         hidden.sin().sum().backward()
         gradients.append({name: p.grad for name, p in net.named_parameters()})
@@ -66,7 +68,7 @@ def test_gradients_are_the_same(options: dict[str, Any], context: dict[str, Tens
 def test_a_causal_network_is_asked_too(options: dict[str, Any]) -> None:
     net = network(causal=True, **options)
     z, t, rows = tokens(B, L), torch.full((B, 1), 0.3), ROWS["some"]
-    torch.testing.assert_close(net.encode(z, t, rows), net.encode(z, t)[rows])
+    torch.testing.assert_close(net.encode(net.embed(z), t, rows), net.encode(net.embed(z), t)[rows])
 
 
 @pytest.mark.parametrize("options", [{}, {"shift_logits": True}, {"causal": True}], ids=str)
@@ -78,24 +80,25 @@ def test_indices_are_rows_too(options: dict[str, Any], context: dict[str, Tensor
     rows = (torch.tensor([3, 1, 0, 0]), torch.tensor([1, 7, 8, 8]))
     flags = torch.zeros(B, L, dtype=torch.bool)
     flags[rows] = True
-    alike = net.encode(z, t, flags, context=Context(**context))[[2, 1, 0, 0]]
-    torch.testing.assert_close(net.encode(z, t, rows, context=Context(**context)), alike)
+    alike = net.encode(net.embed(z), t, flags, context=Context(**context))[[2, 1, 0, 0]]
+    torch.testing.assert_close(net.encode(net.embed(z), t, rows, context=Context(**context)), alike)
     text = (torch.tensor([3, 1, 0, 0]), torch.tensor([1, 2, 8, 8]))
     torch.testing.assert_close(
-        net.encode(z, t, text, context=Context(**context)), net.encode(z, t, context=Context(**context))[text]
+        net.encode(net.embed(z), t, text, context=Context(**context)),
+        net.encode(net.embed(z), t, context=Context(**context))[text],
     )
 
 
 def test_the_last_layer_works_for_who_asks_only() -> None:
     net = network(depth=1)
     seen: list[int] = []
-    net.blocks[0].get_submodule("mlp").register_forward_hook(lambda _, given, __: seen.append(given[0].numel()))
-    net.encode(tokens(B, L), torch.zeros(B, 1), ROWS["some"])
+    net.layers[0].get_submodule("mlp").register_forward_hook(lambda _, given, __: seen.append(given[0].numel()))
+    net.encode(net.embed(tokens(B, L)), torch.zeros(B, 1), ROWS["some"])
     assert seen == [int(ROWS["some"].sum()) * net.config.width]
 
 
 def test_places() -> None:
-    asked = SelectedPositions(ROWS["some"])
+    asked = SelectedPositions(Queries.from_mask(ROWS["some"]))
     values = torch.arange(B * L).view(B, L)[ROWS["some"]]
     assert asked.max_selected == int(ROWS["some"].sum(1).max())
     assert asked.unpad(asked.pad(values)).tolist() == values.tolist()
@@ -115,10 +118,10 @@ def test_a_padded_sequence_is_what_it_is_alone(options: dict[str, Any], how: str
         net = network(causal=how == "causal", **options).double()
         net.gradient_checkpointing = how == "recomputed"
         if padded:
-            out = net.encode(z, t, context=Context(valid=valid))[valid]
+            out = net.encode(net.embed(z), t, context=Context(valid=valid))[valid]
         else:
             alone = [
-                net.encode(row[kept][None], time[kept if width > 1 else ...][None])[0]
+                net.encode(net.embed(row[kept][None]), time[kept if width > 1 else ...][None])[0]
                 for row, time, kept in zip(z, t, valid, strict=True)
             ]
             out = torch.cat(alone)
@@ -131,22 +134,24 @@ def test_padding_that_is_asked_about_stays(monkeypatch: pytest.MonkeyPatch) -> N
     """Whatever it says is the same whether other padding is left out or not."""
     net, z, t = network().double(), tokens(B, L), torch.zeros(B, 1, dtype=torch.float64)
     rows = ROWS["some"] | (torch.arange(L) == L - 1)
-    said = net.encode(z, t, rows, context=Context(valid=VALID & (torch.arange(L) > 1)))
+    said = net.encode(net.embed(z), t, rows, context=Context(valid=VALID & (torch.arange(L) > 1)))
     monkeypatch.setattr("unmask.ops.packing._MAX_DENSITY", 0)
-    torch.testing.assert_close(said, net.encode(z, t, rows, context=Context(valid=VALID & (torch.arange(L) > 1))))
+    torch.testing.assert_close(
+        said, net.encode(net.embed(z), t, rows, context=Context(valid=VALID & (torch.arange(L) > 1)))
+    )
 
 
 def test_padding_is_left_out_of_the_layers() -> None:
     net = network(depth=2)
     seen: list[int] = []
     for name in ("attention.qkv", "attention.out", "mlp"):
-        net.blocks[0].get_submodule(name).register_forward_hook(lambda _, given, __: seen.append(given[0].numel()))
-    net.encode(tokens(B, L), torch.zeros(B, 1), VALID, Context(valid=VALID))
+        net.layers[0].get_submodule(name).register_forward_hook(lambda _, given, __: seen.append(given[0].numel()))
+    net.encode(net.embed(tokens(B, L)), torch.zeros(B, 1), VALID, Context(valid=VALID))
     assert seen == [int(VALID.sum()) * net.config.width] * 3
 
 
 def test_lines_and_rectangles() -> None:
-    packed = PackedTokens(VALID)
+    packed = PackedTokens(VALID, Queries.from_mask(VALID))
     values = torch.arange(B * L * 2).view(B, L, 2)
     assert torch.equal(packed.pack(values), values[VALID])
     assert torch.equal(packed.unpack(packed.pack(values))[VALID], values[VALID])
@@ -157,5 +162,6 @@ def test_lines_and_rectangles() -> None:
 @pytest.mark.parametrize("padding", [0, 1, 18], ids=["none", "hardly any", "nothing else"])
 def test_padding_that_stays(padding: int) -> None:
     kept = torch.arange(18).view(2, 9) >= padding
-    assert PackedTokens.if_sparse(kept) is None
-    assert PackedTokens.if_sparse(torch.arange(18).view(2, 9) >= 3) is not None
+    assert PackedTokens.if_sparse(kept, Queries.from_mask(kept)) is None
+    sparse = torch.arange(18).view(2, 9) >= 3
+    assert PackedTokens.if_sparse(sparse, Queries.from_mask(sparse)) is not None

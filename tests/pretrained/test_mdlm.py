@@ -152,8 +152,8 @@ def test_the_folded_golden_model_is_a_plain_network(models: dict[str, LanguageMo
 def test_folding_is_exact(tmp_path: Path) -> None:
     folded = unmask.load(published(tmp_path / "folded"))
     timed = unmask.load(published(tmp_path / "timed", time_conditioning=True))
-    assert timed.denoiser.backbone.time_conditioned
-    assert not folded.denoiser.backbone.time_conditioned
+    assert timed.denoiser.backbone.capabilities.time_conditioned
+    assert not folded.denoiser.backbone.capabilities.time_conditioned
     z, zero = some_tokens(folded), torch.zeros(3, 1)
     torch.testing.assert_close(logits(folded, z, zero), logits(timed, z, zero), atol=1e-5, rtol=0)
     # Told another time the modulated network says something else: the fold had something to fold.
@@ -169,7 +169,7 @@ def test_a_folded_model_is_a_plain_network(tmp_path: Path) -> None:
 
 
 def test_time_conditioning_is_off_unless_stated(tmp_path: Path) -> None:
-    assert not unmask.load(published(tmp_path, time_conditioning=...)).denoiser.backbone.time_conditioned
+    assert not unmask.load(published(tmp_path, time_conditioning=...)).denoiser.backbone.capabilities.time_conditioned
 
 
 def test_a_timed_model_is_told_sigma(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_merging_gives_a_plain_network_that_computes_the_same(kind: str) -> None
     assert torch.equal(answers(plain), answers(denoise))
     before = network(KINDS[kind], torch.float64).state_dict()
     layers = ("attention.qkv", "attention.out", "mlp.0", "mlp.2")
-    inside = {f"backbone.blocks.{i}.{layer}.weight" for i in range(2) for layer in layers}
+    inside = {f"backbone.layers.{i}.{layer}.weight" for i in range(2) for layer in layers}
     assert {name for name, weight in before.items() if bool((weight != state[name]).any())} == inside
 
 
@@ -153,8 +153,8 @@ def test_a_weight_is_the_sum_and_the_fraction() -> None:
     denoise = adapted(rank=2, alpha=6.0, target_modules=("attention.qkv",), dtype=torch.float64)
     moved(denoise)
     names = {name.split(".parametrizations")[0] for name in trainable(denoise)}
-    assert names == {f"backbone.blocks.{i}.attention.qkv" for i in range(2)}
-    layer = denoise.backbone.blocks[1].attention.qkv
+    assert names == {f"backbone.layers.{i}.attention.qkv" for i in range(2)}
+    layer = denoise.backbone.layers[1].attention.qkv
     difference, original = layer.parametrizations.weight[0], layer.parametrizations.weight.original
     assert (difference.a.shape, difference.b.shape) == ((2, 32), (96, 2))
     torch.testing.assert_close(layer.weight, original + 3 * difference.b @ difference.a)
@@ -162,7 +162,7 @@ def test_a_weight_is_the_sum_and_the_fraction() -> None:
 
 def test_half_a_network_keeps_its_type_and_whole_differences() -> None:
     denoise = adapted(dtype=torch.bfloat16)
-    layer = denoise.backbone.blocks[0].mlp[0]
+    layer = denoise.backbone.layers[0].mlp[0]
     assert layer.weight.dtype == torch.bfloat16
     assert {p.dtype for p in trainable(denoise).values()} == {torch.float32}
     merge_lora(denoise)
@@ -243,7 +243,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         averages.append(run.model.state_dict())
     assert all(torch.equal(weight, averages[1][name]) for name, weight in averages[0].items())
     fresh = network().state_dict()
-    assert not torch.equal(averages[0]["backbone.blocks.0.mlp.0.weight"], fresh["backbone.blocks.0.mlp.0.weight"])
+    assert not torch.equal(averages[0]["backbone.layers.0.mlp.0.weight"], fresh["backbone.layers.0.mlp.0.weight"])
     assert torch.equal(averages[0]["backbone.lm_head.weight"], fresh["backbone.lm_head.weight"])
 
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_done_is_refused() -> None:
             {"target_modules": ("att",)},
             "^no linear layer of a block is called 'att'; there are attention.out, attent",
         ),
-        ({"rank": 33}, "^rank 33 is more than backbone.blocks.0.attention.qkv can have, 32; choose less$"),
+        ({"rank": 33}, "^rank 33 is more than backbone.layers.0.attention.qkv can have, 32; choose less$"),
     ):
         with pytest.raises(ValueError, match=message):
             adapted(**options)

@@ -1,10 +1,17 @@
-"""What a network must offer: hidden states of all positions, and a head for the asked ones."""
+"""The seam of networks: tokens to embeddings, embeddings to hidden states, hidden states to logits.
+
+Everything else asks a network only through `Backbone`: FSDP, torch.compile, gradient checkpointing, Muon
+and LoRA take its `blocks()` one by one; cards and reports show its `describe()`.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from unmask.context import Cache, Context
@@ -12,51 +19,109 @@ from unmask.ops.linear import linear
 from unmask.types import Positions, Times, Tokens, Vocab
 
 
-class Backbone(nn.Module):
-    """`encode` reads a whole sequence once; `head` is then called on the rows that matter only."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What a network can do."""
 
-    max_length: int | None
-    """The longest sequence it takes; None where there is no limit."""
-    causal: bool
-    """Whether a position sees only itself and those before it."""
-    time_conditioned: bool
+    max_length: int | None = None
+    """The longest sequence that it takes; None if there is no limit."""
+    causal: bool = False
+    """Whether a token attends only to itself and to the tokens before it."""
+    time_conditioned: bool = False
     """Whether the hidden states depend on t."""
     shift_logits: bool = False
-    """Whether a token is predicted where the one before it is read."""
-    future_visibility: float | None = None
-    """Of a network that was born causal, the share of what follows that it looks at; others have none."""
+    """Whether the logits of a token are read at the position before it."""
+    supports_stages: bool = False
+    """Whether `encode` takes attention stages, which block diffusion needs."""
+    supports_documents: bool = False
+    """Whether `encode` takes document ids."""
+    supports_cache: bool = False
+    """Whether `encode` takes a cache, and `new_cache` makes one."""
+
+
+class _BackboneMeta(ABCMeta):
+    """Refuses a network without a head as soon as it is built; ABCMeta refuses one without a method."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        backbone = super().__call__(*args, **kwargs)
+        if not isinstance(getattr(backbone, "lm_head", None), nn.Module):
+            raise TypeError(f"{cls.__name__} must set self.lm_head, a linear layer from hidden states to logits")
+        return backbone
+
+
+class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
+    """A network: logits = lm_head(encode(embed(tokens), t, positions, context))."""
+
     lm_head: nn.Linear
-    """The head: logits from hidden states."""
+    """Logits [..., V] of hidden states [..., width]."""
+    future_visibility: float | None = None
+    """The fraction of later tokens that a network trained as a causal one attends to; None for other networks."""
     gradient_checkpointing: bool = False
-    """Whether blocks keep nothing but their inputs for the backward pass, and are computed again there."""
+    """Whether blocks save only their inputs for the backward pass, and are computed again there."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the network can do."""
 
     @abstractmethod
-    def encode(
-        self,
-        tokens: Tokens,
-        t: Times,
-        positions: Positions | None = None,
-        context: Context = Context(),
-    ) -> Tensor:
-        """Hidden states [B, L, width] or, if `rows` are asked, of these [N, width].
+    def embed(self, tokens: Tokens) -> Tensor:
+        """The embeddings [B, L, width] of tokens [B, L], as `encode` takes them."""
 
-        `valid` is False on padding, which nobody looks at; places with different numbers in `documents` do
-        not look at each other. In some `order` a position sees its own stage and what lasts of earlier ones.
-        `beside` a cache, tokens see what it holds. `valid` and `documents` [B, places] are by place: of the
-        whole text, of which the tokens may be a part.
+    @abstractmethod
+    def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
+        """Hidden states of embeddings h: [N, width] at the queried `positions`, or [B, L, width] without them.
+
+        `context.valid` and `context.document_ids` are those of the whole text, of which a call beside a cache
+        reads a part.
         """
 
     @abstractmethod
-    def new_cache(self) -> Cache:
-        """An empty cache, of the kind that `encode` takes."""
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] for hidden states [N, width]."""
-        return linear(hidden, self.lm_head.weight, self.lm_head.bias)
+    def blocks(self) -> Sequence[nn.Module]:
+        """The repeated blocks, in order: they are sharded, compiled and checkpointed one by one."""
 
     @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What cards and reports say about the network: a few short names with values."""
+
+    def new_cache(self) -> Cache:
+        """An empty cache, of the kind that `encode` takes."""
+        raise ValueError(f"{type(self).__name__} has no cache: sample without one")
+
+    def aux_loss(self) -> Tensor | None:
+        """A loss of the last call that is added to the objective's, such as a balance of experts; None: nothing."""
+        return None
+
+    @torch.no_grad()
     def init_output_bias(self, logits: Tensor) -> None:
-        """Begin with these logits [V], such as how often each token occurs, whatever the hidden state."""
+        """Start with these logits [V] for every hidden state, such as log frequencies of tokens."""
+        if self.lm_head.bias is None:
+            raise ValueError("the head has no bias to start at token frequencies; set unigram_bias_init=false")
+        self.lm_head.bias.copy_(logits)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states [N, width]."""
+        if self.has_plain_head:
+            return linear(hidden, self.lm_head.weight, self.lm_head.bias)
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether the head is hidden weight^T + bias and nothing else, such as an adapter around it."""
+        return isinstance(self.lm_head, nn.Linear)
+
+    def require(self, context: Context) -> None:
+        """Refuse a context that the network does not support."""
+        can = self.capabilities
+        given = (
+            (context.stages, can.supports_stages, "attention stages, so it cannot read block by block"),
+            (context.document_ids, can.supports_documents, "document ids; train with one document in a row"),
+            (context.cache, can.supports_cache, "a cache; sample without one"),
+        )
+        for value, supported, what in given:
+            if value is not None and not supported:
+                raise ValueError(f"{type(self).__name__} does not support {what}")
 
 
 class BackboneConfig(ABC):
@@ -65,7 +130,7 @@ class BackboneConfig(ABC):
     max_length: int | None
     """The longest sequence that the network takes; None if there is no limit."""
     causal: bool = False
-    """Whether a position sees only itself and those before it."""
+    """Whether a token attends only to itself and to the tokens before it."""
     needs_weights: ClassVar[bool] = False
     """Whether such a network is only loaded with its weights, and never trained from random ones."""
 
@@ -80,3 +145,9 @@ class BackboneConfig(ABC):
                 f"{type(self).__name__} has causal={self.causal}, and this objective needs causal={causal}"
             )
         return self
+
+
+def network_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of all backbones inside a module."""
+    backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+    return [block for backbone in backbones for block in backbone.blocks()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones.attention_mask import AttentionContext, KVCache, KVCacheView, attention_context, kv_view
-from unmask.backbones.base import Backbone, BackboneConfig
+from unmask.backbones.attention_mask import AttentionContext, attention_context
+from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
+from unmask.backbones.cache import KVCache, KVCacheView, kv_view
 from unmask.backbones.hf_attention import HFCacheAdapter, hf_attention_mask
 from unmask.context import AttentionStages, Context
 from unmask.io.untrusted import parse_json
-from unmask.types import Positions, Times, Tokens, Vocab
+from unmask.types import Positions, Queries, Times, Tokens, Vocab
 
 _IGNORED_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map", "use_cache")
 """What a config says of the file that it came from, and not of the network."""
@@ -32,16 +33,18 @@ _IGNORED_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype"
 class HFBackboneConfig(BackboneConfig):
     """A network of the transformers library; `config` is its own config, as JSON text.
 
-    `future_visibility` is None for networks that look to both sides by birth. Those that are causal by birth look at a
-    share `future_visibility` of what follows, from 0, the causal network, to 1, an open one, and still predict a token
-    where the one before it is read. `length` None is the longest text that the network was made for.
+    A masked LM is taken as it is. A causal LM attends to a fraction `future_visibility` of the later tokens,
+    and still predicts a token at the position before it.
     """
 
     needs_weights = True
 
     config: str
+    """The config of transformers, as JSON text."""
     future_visibility: float | None = None
+    """None for a masked LM; for a causal LM the fraction of later tokens it attends to, 0 (causal) to 1 (all)."""
     max_length: int | None = None
+    """The longest sequence; None for the network's own limit."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.parsed.get("model_type"), str):
@@ -118,17 +121,19 @@ class HFBackbone(Backbone):
     def __init__(self, config: HFBackboneConfig, model: Any) -> None:
         super().__init__()
         self.config = config
-        self.causal, self.time_conditioned, self.shift_logits = False, False, config.shift_logits
         self.future_visibility = config.future_visibility
-        """A training may open it step by step, up to what the config says."""
+        """Training may raise it step by step, up to what the config says."""
         self.lm_head_name = _find_lm_head(model)
         output = model.get_submodule(self.lm_head_name)
         model.set_submodule(self.lm_head_name, _PassThrough())
         self.model, self.lm_head = model, output
         self.position_offset = _find_position_offset(model)
-        self.max_length = self._resolve_max_length()
+        self._max_length = self._resolve_max_length()
         self._respects_mask: bool | None = None
         self._forward_params = frozenset(inspect.signature(model.forward).parameters)
+        # ESM's token dropout rescales embeddings by the number of mask ids, which it must see.
+        needs_ids = getattr(self._text_config, "token_dropout", False)
+        self._takes_embeddings = "inputs_embeds" in self._forward_params and not needs_ids
         self._check_head()
 
     @property
@@ -145,54 +150,75 @@ class HFBackbone(Backbone):
         else:
             self.model.gradient_checkpointing_disable()
 
-    def encode(
-        self,
-        tokens: Tokens,
-        t: Times,
-        positions: Positions | None = None,
-        context: Context = Context(),
-    ) -> Tensor:
-        view = attention_context(tokens.shape[1], tokens.device, causal=False, context=context)
-        plain = self.future_visibility is None and replace(context, valid=None).is_empty
-        mask = _padding_mask(tokens, context.valid) if plain else self._attention_mask(view)
-        hidden = self._hidden_states(tokens, view, mask, kv_view(context))
-        if not self.shift_logits:
-            return hidden if positions is None else hidden[positions]
-        everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        there, taken = view.previous_positions(positions if isinstance(positions, Tensor) else everywhere)
-        hidden = hidden[there][taken]
-        if isinstance(positions, Tensor):
-            return hidden
-        hidden = hidden.view(*tokens.shape, -1)
-        return hidden if positions is None else hidden[positions]
+    @property
+    def capabilities(self) -> Capabilities:
+        """Attention stages and documents need attention that obeys masks, which is checked at their first use."""
+        return Capabilities(
+            self._max_length,
+            shift_logits=self.config.shift_logits,
+            supports_stages=True,
+            supports_documents=True,
+            supports_cache=self.future_visibility is not None,
+        )
+
+    def blocks(self) -> Sequence[nn.Module]:
+        return _find_blocks(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        visibility = self.config.future_visibility
+        attention = "" if visibility is None else f", attending to {visibility:.0%} of later tokens"
+        return {"network": f"{self.config.parsed['model_type']} of the transformers library{attention}"}
 
     def new_cache(self) -> KVCache:
+        if self.future_visibility is None:
+            raise ValueError(f"{self._model_class} keeps no keys and values: sample without a cache")
         return KVCache()
 
-    def _hidden_states(
-        self, tokens: Tokens, context: AttentionContext, mask: Any, cache: KVCacheView | None = None
-    ) -> Tensor:
+    def embed(self, tokens: Tokens) -> Tensor:
+        """The network's own embeddings; the token ids themselves, if it reads ids elsewhere, too."""
+        if not self._takes_embeddings:
+            return tokens
+        embeddings: Tensor = self.model.get_input_embeddings()(tokens)
+        return embeddings
+
+    def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
+        shape = h.shape[:2]
+        attn = attention_context(shape[1], h.device, causal=False, context=context)
+        plain = self.future_visibility is None and replace(context, valid=None).is_empty
+        mask = _padding_mask(h, context.valid) if plain else self._attention_mask(attn)
+        hidden = self._hidden_states(h, attn, mask, kv_view(context))
+        if not self.config.shift_logits:
+            return hidden if positions is None else hidden[positions]
+        queries, order = Queries.resolve(Queries.everywhere(shape, h.device) if positions is None else positions, shape)
+        hidden = hidden[queries[0], attn.shifted(queries)]
+        if order is not None:
+            hidden = hidden[order]
+        return hidden.view(*shape, -1) if positions is None else hidden
+
+    def _hidden_states(self, h: Tensor, attn: AttentionContext, mask: Any, cache: KVCacheView | None = None) -> Tensor:
         """What the head would read [B, n, width]."""
         if cache is not None and self.future_visibility is None:
             raise ValueError(f"{self._model_class} keeps no keys and values: it cannot read beside a cache")
-        asked: dict[str, Any] = {"attention_mask": mask, "return_dict": True}
+        options: dict[str, Any] = {"attention_mask": mask, "return_dict": True}
         if "use_cache" in self._forward_params:
-            asked["use_cache"] = False
+            options["use_cache"] = False
         if cache is not None:
-            asked["past_key_values"] = HFCacheAdapter(cache)
-        asked |= self._position_args(tokens, context)
-        hidden: Tensor = self.model(input_ids=tokens, **asked).logits
-        return hidden.to(self.lm_head.weight.dtype)  # products of 16 bits may have been asked for
+            options["past_key_values"] = HFCacheAdapter(cache)
+        options |= self._position_args(h, attn)
+        options["inputs_embeds" if h.ndim == 3 else "input_ids"] = h
+        hidden: Tensor = self.model(**options).logits
+        return hidden.to(self.lm_head.weight.dtype)  # autocast may have made it bfloat16
 
-    def _position_args(self, tokens: Tokens, context: AttentionContext) -> dict[str, Tensor]:
-        position = context.position_ids.expand(tokens.shape)
+    def _position_args(self, h: Tensor, attn: AttentionContext) -> dict[str, Tensor]:
+        position = attn.position_ids.expand(h.shape[:2])
         if "position_ids" in self._forward_params:
-            if self.max_length is not None and int(position.max()) >= self.max_length:
-                raise ValueError(f"a token at place {int(position.max())} is beyond the network's {self.max_length}")
+            last = attn.last_position
+            if self._max_length is not None and last >= self._max_length:
+                raise ValueError(f"a token at position {last} is beyond the network's {self._max_length}")
             return {"position_ids": position + self.position_offset}
-        if not torch.equal(position, torch.arange(tokens.shape[1], device=tokens.device).expand_as(position)):
+        if attn.first_position != 0 or attn.position_ids.ndim == 2:
             raise ValueError(
-                f"{self._model_class} cannot be told where a token stands: texts must begin at the first place"
+                f"{self._model_class} cannot be told the position of a token: texts must begin at position 0"
             )
         return {}
 
@@ -213,12 +239,14 @@ class HFBackbone(Backbone):
         pair, place = torch.tensor([[0, 0, 0], [0, 0, 1]], device=device), torch.arange(3, device=device)
         changes = []
         for stages in ([0, 0, 0], [0, 0, 1]):  # the last token is seen by the others, and is not
-            order = AttentionStages(torch.tensor(stages, device=device), place < 3, place)
+            order = AttentionStages(
+                torch.tensor(stages, device=device), place < 3, place, 0, num_positions=3, single_stage=stages[-1] == 0
+            )
             view = attention_context(3, device, causal=False, context=Context(stages=order))
             mask = hf_attention_mask(view, None if self.future_visibility is None else 1.0, self.model)
             try:
                 with eval_mode(self.model):
-                    hidden = self._hidden_states(pair, view, mask)[:, :2]
+                    hidden = self._hidden_states(self.embed(pair), view, mask)[:, :2]
             except Exception:  # however it fails on such a mask
                 return False
             if bool(hidden.isnan().any()):  # damaged weights are found out elsewhere
@@ -255,12 +283,6 @@ class HFBackbone(Backbone):
             raise ValueError(f"max_length {self.config.max_length} is longer than the network's {own}")
         return self.config.max_length or own
 
-    @torch.no_grad()
-    def init_output_bias(self, logits: Tensor) -> None:
-        if self.lm_head.bias is None:
-            raise ValueError("a head without a bias cannot begin with frequencies; set unigram_bias_init=false")
-        self.lm_head.bias.copy_(logits)
-
     @property
     def _text_config(self) -> Any:
         return self.model.config.get_text_config()
@@ -277,8 +299,21 @@ class _PassThrough(nn.Module):
         return hidden
 
 
-def _padding_mask(tokens: Tokens, valid: Tensor | None) -> Tensor:
-    return torch.ones_like(tokens) if valid is None else valid.long()
+def _padding_mask(h: Tensor, valid: Tensor | None) -> Tensor:
+    return torch.ones(h.shape[:2], dtype=torch.int64, device=h.device) if valid is None else valid.long()
+
+
+def _find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The network's repeated layers: the largest list of modules of one class, or else the first one."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    alike: list[nn.ModuleList] = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
+    if not alike:
+        return []
+    return [*max(alike, key=_num_parameters)]
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _find_lm_head(model: Any) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.backbones.attention_mask import AttentionContext, KVCacheView
+from unmask.backbones.attention_mask import AttentionContext
+from unmask.backbones.cache import KVCacheView
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 """Its multiples, without their whole parts, fill [0, 1) evenly."""
@@ -46,10 +47,9 @@ def hf_attention_mask(
 def _to_hf(mask: Tensor, context: AttentionContext, model: Any) -> Tensor:
     """As the attention takes it: booleans, or what is added. Padding, which may see nothing else, sees
     itself."""
-    first = int((context.key_positions == context.query_positions[0]).int().argmax())
     itself = torch.arange(mask.shape[2], device=mask.device)
     mask = mask.clone()
-    mask[:, :, itself, first + itself] = True
+    mask[:, :, itself, context.num_before + itself] = True
     if model.config._attn_implementation == "sdpa":
         return mask
     return torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unmask.backbones.attention_mask import AttentionContext, KVCacheView
+from unmask.backbones.attention_mask import AttentionContext
+from unmask.backbones.cache import KVCacheView
 from unmask.ops.cpu_attention import attention
 from unmask.ops.linear import Linear, linear_activation, linear_split
 from unmask.ops.packing import PackedTokens, SelectedPositions

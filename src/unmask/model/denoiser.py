@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -10,13 +11,13 @@ from torch import Tensor, nn
 
 from unmask.backbones import BackboneConfig
 from unmask.backbones.base import Backbone
-from unmask.context import AttentionStages, Cache, Context
+from unmask.context import Cache, Context
 from unmask.diffusion.categorical import DAMAGED
 from unmask.diffusion.process import Process
 from unmask.objectives import Objective
 from unmask.ops.chunked_head import LogProbRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, prepack
-from unmask.types import NonFiniteError, Positions, RowFn, Times, Tokens, Vocab
+from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
 """Bytes of matrices up to which memory is spent on a second copy."""
@@ -24,15 +25,16 @@ _MAX_PREPACK_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """All that a folder must say to rebuild a denoiser.
-
-    `condition_on_sigma`: the network is told -log alpha(t) instead of t, as published weights expect.
-    """
+    """Everything that is needed to rebuild a denoiser, but for its weights."""
 
     vocab: Vocab
+    """The token ids."""
     backbone: BackboneConfig
+    """The network."""
     objective: Objective
+    """What the network is trained with, and how its logits are read."""
     condition_on_sigma: bool = False
+    """Whether the network is told -log alpha(t) instead of t, as published weights expect."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Objective):
@@ -52,11 +54,12 @@ class Denoiser(nn.Module):
         super().__init__()
         self.config = config
         self.use_bf16 = False
+        self._has_nan: Tensor | None = None
         self.backbone: Backbone = config.backbone.build(config.vocab)
-        if self.backbone.causal != self.process.is_left_to_right:
+        if self.backbone.capabilities.causal != self.process.is_left_to_right:
             raise ValueError(
                 "an autoregressive objective needs a causal backbone, and masked or uniform diffusion one"
-                f" that is not; got causal={self.backbone.causal} with {type(config.objective).__name__}"
+                f" that is not; got causal={self.backbone.capabilities.causal} with {type(config.objective).__name__}"
             )
 
     @property
@@ -82,17 +85,17 @@ class Denoiser(nn.Module):
     @property
     def time_independent(self) -> bool:
         """Whether the answer depends on z alone."""
-        return not self.backbone.time_conditioned and not self.config.objective.depends_on_alpha
+        return not self.backbone.capabilities.time_conditioned and not self.config.objective.depends_on_alpha
 
     @property
     def max_length(self) -> int | None:
         """The longest sequence the network takes."""
-        return self.backbone.max_length
+        return self.backbone.capabilities.max_length
 
     @property
     def shift_logits(self) -> bool:
         """Whether a token is predicted where the one before it is read."""
-        return self.backbone.shift_logits
+        return self.backbone.capabilities.shift_logits
 
     def forward(
         self,
@@ -104,33 +107,42 @@ class Denoiser(nn.Module):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        """log_x [N, V], or what `each` says of its lines, at the rows of z [B, L], times t [B, 1 or L]."""
-        self._validate_inputs(z, t, positions, context.stages)
+        """log_x [N, V] at the queried positions of z [B, L] with times t [B, 1 or L], or `row_fn` of its rows.
+
+        Shapes are checked always, values of tokens and times on a CPU only: elsewhere, the call would have to
+        wait for the device, and they are checked where they enter the library.
+        """
+        self._validate_shapes(z, t, positions, context)
+        self._validate_values(z, t)
+        sameness = self._sameness(z, t, context)
+        queries, order = Queries.resolve(positions, z.shape, *sameness)
+        read_once = bool(sameness) and bool(queries.facts) and all(queries.facts)
         with torch.autocast(z.device.type, torch.bfloat16) if self.use_bf16 else nullcontext():
-            hidden = self._encode(z, self._time_input(t), positions, context)
-        alpha = self._alpha(z, t, positions)
+            hidden = self._encode(z, self._time_input(t), queries, context, read_once)
+        if order is not None:
+            hidden = hidden[order]
+        alpha = self._alpha(z, t, queries if order is None else positions)
         if row_fn is None:
-            said = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
+            rows = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
         else:
-            head, reading = self.backbone.lm_head, LogProbRowFn(self.objective, alpha, self.vocab, row_fn)
-            said = chunked_head(hidden, head.weight, head.bias, reading)
-        # In training the loop looks at the loss itself, and skips the step.
-        if not self.training and bool(self._damaged(said, row_fn).any()):
-            raise NonFiniteError(DAMAGED)
-        return said
+            rows = self._apply_head(hidden, LogProbRowFn(self.objective, alpha, self.vocab, row_fn))
+        if not self.training:  # the training loop checks the loss itself, and skips the step
+            self._check_finite(self._damaged(rows, row_fn))
+        return rows
+
+    def _apply_head(self, hidden: Tensor, row_fn: LogProbRowFn) -> Tensor:
+        head = self.backbone.lm_head
+        if self.backbone.has_plain_head:
+            return chunked_head(hidden, head.weight, head.bias, row_fn)
+        return row_fn(self.backbone.compute_logits(hidden), slice(0, len(hidden)))
 
     def new_cache(self) -> Cache:
         """An empty cache of the network's kind."""
         return self.backbone.new_cache()
 
-    def _encode(self, z: Tokens, time_input: Tensor, positions: Positions, context: Context) -> Tensor:
-        """Sequences that are all the same, as they are before anything is written, are read once."""
-        alike = len(z) > 1 and not self.training and not torch.is_grad_enabled()
-        alike = alike and context.is_empty and bool((z == z[:1]).all())
-        if not alike or (self.backbone.time_conditioned and not bool((time_input == time_input[:1]).all())):
-            return self.backbone.encode(z, time_input, positions, context)
-        place = positions.nonzero()[:, 1] if isinstance(positions, Tensor) else positions[1]
-        return self.backbone.encode(z[:1], time_input[:1], (torch.zeros_like(place), place))
+    def blocks(self) -> Sequence[nn.Module]:
+        """The repeated blocks of the network."""
+        return self.backbone.blocks()
 
     def _damaged(self, values: Tensor, row_fn: RowFn | None) -> Tensor:
         """Whether values are NaN, or tokens that could not be drawn (-1).
@@ -140,6 +152,34 @@ class Denoiser(nn.Module):
         if not values.is_floating_point():
             return values < 0
         return (values[:, 0] if row_fn is None and self.objective.is_softmax else values).isnan()
+
+    def _sameness(self, z: Tokens, t: Times, context: Context) -> tuple[Tensor, ...]:
+        """Whether all sequences are the same (boolean scalars), if such sequences may be read once."""
+        if len(z) == 1 or self.training or torch.is_grad_enabled() or not context.is_empty:
+            return ()
+        same_text = (z == z[:1]).all()
+        return (same_text, (t == t[:1]).all()) if self.backbone.capabilities.time_conditioned else (same_text,)
+
+    def _encode(self, z: Tokens, time_input: Tensor, queries: Queries, context: Context, read_once: bool) -> Tensor:
+        """Hidden states [N, width]. Sequences that are all the same, as before the first step, are read once."""
+        backbone = self.backbone
+        if not read_once:
+            return backbone.encode(backbone.embed(z), time_input, queries, context)
+        return backbone.encode(backbone.embed(z[:1]), time_input[:1])[0, queries[1]]
+
+    def _check_finite(self, damaged: Tensor) -> None:
+        """Refuse NaN: on a CPU at once, elsewhere in `raise_if_nonfinite`, so that no call waits for the device."""
+        has_nan = damaged.any()
+        if has_nan.device.type != "cpu":
+            self._has_nan = has_nan if self._has_nan is None else self._has_nan | has_nan
+        elif not _holds(~has_nan):
+            raise NonFiniteError(DAMAGED)
+
+    def raise_if_nonfinite(self) -> None:
+        """Refuse the results of earlier calls if any of their log-probabilities was NaN."""
+        has_nan, self._has_nan = self._has_nan, None
+        if has_nan is not None and bool(has_nan):
+            raise NonFiniteError(DAMAGED)
 
     def to_bf16(self) -> None:
         """From now on compute hidden states with products of bfloat16 numbers, the logits as before.
@@ -171,24 +211,40 @@ class Denoiser(nn.Module):
 
     def _alpha(self, z: Tokens, t: Times, positions: Positions) -> Tensor:
         """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
+        positions = (positions[0], positions[1]) if isinstance(positions, Queries) else positions
         alpha = self.process.alpha(t).expand(z.shape)[positions]
         return torch.where(z[positions] == self.vocab.mask_id, alpha, 0)[:, None]
 
-    def _validate_inputs(self, z: Tokens, t: Times, positions: Positions, stages: AttentionStages | None) -> None:
-        if z.ndim != 2:
-            raise ValueError(f"tokens must be [B, L]; got shape {list(z.shape)}")
+    def _validate_shapes(self, z: Tokens, t: Times, positions: Positions, context: Context) -> None:
+        if z.ndim != 2 or z.is_floating_point():
+            raise ValueError(f"token ids must be integers [B, L]; got {z.dtype} of shape {list(z.shape)}")
         if isinstance(positions, Tensor) and (positions.shape != z.shape or positions.dtype != torch.bool):
             raise ValueError(
-                f"rows must be booleans of the tokens' shape {list(z.shape)};"
+                f"positions must be booleans of the tokens' shape {list(z.shape)};"
                 f" got {positions.dtype} {list(positions.shape)}"
             )
-        self.vocab.validate(z)
-        # A token that is read twice, hidden and clean, is one of the text.
-        length = z.shape[1] if stages is None else stages.num_positions
+        # A token that is read twice, noisy and clean, is one token of the text.
+        length = z.shape[1] if context.stages is None else context.stages.num_positions
         if self.max_length is not None and length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}")
         if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
             raise ValueError(f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}")
-        if not bool(((t >= 0) & (t <= 1)).all()):
+        self.backbone.require(context)
+
+    def _validate_values(self, z: Tokens, t: Times) -> None:
+        if not _holds(((z >= 0) & (z < self.vocab.size)).all()):
+            self.vocab.validate(z)
+        if not _holds(((t >= 0) & (t <= 1)).all()):
             worst = float(t.flatten()[((t - 0.5).abs().nan_to_num(torch.inf)).argmax()])
             raise ValueError(f"times must be in [0, 1], 0 for data and 1 for all mask; got {worst}")
+
+
+def _holds(condition: Tensor) -> bool:
+    """Whether a boolean scalar is true. Only a CPU is asked; on other devices it would have to be waited for."""
+    if condition.device.type != "cpu":
+        return True
+    try:
+        torch._assert_async(condition)
+    except RuntimeError:
+        return False
+    return True

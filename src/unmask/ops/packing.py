@@ -5,9 +5,11 @@ The plain way, taken where `if_sparse` gives None, is to compute all positions a
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from unmask.ops.switch import fast_paths_enabled
+from unmask.types import Queries
 
 _MAX_DENSITY = 7 / 8
 """Padding is packed away only if at most this fraction of all positions is valid."""
@@ -16,19 +18,21 @@ _MAX_DENSITY = 7 / 8
 class PackedTokens:
     """The T valid positions of a batch with padding, as rows [T, ...]: layers cost nothing on padding."""
 
-    def __init__(self, valid: Tensor) -> None:
+    def __init__(self, valid: Tensor, indices: Queries) -> None:
         self.shape = valid.shape
-        self.sequence, position = valid.nonzero(as_tuple=True)
+        self.sequence, position = indices
         self.flat_position = self.sequence * valid.shape[1] + position
         # No query attends to padding, so any row may stand there: the last valid one before it.
         self.packed_index = (valid.flatten().cumsum(0) - 1).clamp(min=0)
 
     @classmethod
-    def if_sparse(cls, valid: Tensor) -> PackedTokens | None:
-        """None if there is too little padding for packing to pay off, or nothing but padding."""
-        if not fast_paths_enabled():
-            return None
-        return cls(valid) if 0 < int(valid.sum()) <= _MAX_DENSITY * valid.numel() else None
+    def if_sparse(cls, valid: Tensor, indices: Queries) -> PackedTokens | None:
+        """None if there is too little padding for packing to pay off, or nothing but padding.
+
+        `indices` are those of the valid positions.
+        """
+        sparse = 0 < len(indices[0]) <= _MAX_DENSITY * valid.numel()
+        return cls(valid, indices) if sparse and fast_paths_enabled() else None
 
     def pack(self, values: Tensor) -> Tensor:
         """values[valid] [T, ...] of values [B, 1 or L, ...]."""
@@ -42,22 +46,22 @@ class PackedTokens:
 
 
 class SelectedPositions:
-    """The N queried positions of a batch, from booleans [B, L]: the last layer computes only these.
+    """The N queried positions of a batch: the last layer computes only these.
 
     Their number differs between sequences, so their queries are padded to [B, M], M being the most of any
     sequence.
     """
 
-    def __init__(self, positions: Tensor) -> None:
-        self.positions = positions
-        self.sequence, self.position = positions.nonzero(as_tuple=True)
-        self.slot = positions.cumsum(1)[positions] - 1
-        self.max_selected = max(1, int(positions.sum(1).max()))
+    def __init__(self, queries: Queries) -> None:
+        self.sequence, self.position = queries
+        self.batch_size, self.max_selected = queries.shape[0], max(1, queries.max_count)
+        first = queries.counts.cumsum(0) - queries.counts
+        self.slot = torch.arange(len(self.sequence), device=self.sequence.device) - first[self.sequence]
 
     @classmethod
-    def if_sparse(cls, positions: Tensor) -> SelectedPositions | None:
+    def if_sparse(cls, queries: Queries) -> SelectedPositions | None:
         """None if all positions are queried."""
-        return cls(positions) if fast_paths_enabled() and not bool(positions.all()) else None
+        return cls(queries) if fast_paths_enabled() and not queries.is_everything else None
 
     def select(self, values: Tensor) -> Tensor:
         """values[positions] [N, ...] of values [B, 1 or L, ...]."""
@@ -65,7 +69,7 @@ class SelectedPositions:
 
     def pad(self, values: Tensor, fill: float = 0) -> Tensor:
         """[B, M, ...] with values [N, ...] in the first slots of their sequences."""
-        out = values.new_full((len(self.positions), self.max_selected, *values.shape[1:]), fill)
+        out = values.new_full((self.batch_size, self.max_selected, *values.shape[1:]), fill)
         return out.index_put((self.sequence, self.slot), values)
 
     def unpad(self, padded: Tensor) -> Tensor:

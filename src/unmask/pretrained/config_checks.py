@@ -140,8 +140,8 @@ def meta_shapes(backbone: DiTConfig, vocab: Vocab, weights: Mapping[str, Tensor]
         raise ValueError(f"{where}: config.json asks for a network that is too large for any memory") from None
     expected: dict[str, torch.Size] = {}
     for name, tensor in unique_tensors(network.state_dict(keep_vars=True)).items():
-        block = name.removeprefix("blocks.0.")
-        same = [name] if block == name else [f"blocks.{i}.{block}" for i in range(backbone.depth)]
+        block = name.removeprefix("layers.0.")
+        same = [name] if block == name else [f"layers.{i}.{block}" for i in range(backbone.depth)]
         expected |= dict.fromkeys(same, tensor.shape)
     return expected
 

@@ -15,9 +15,6 @@ from typing import TypeAlias
 
 from tokenizers import models
 
-from unmask.backbones import BackboneConfig
-from unmask.backbones.dit import DiTConfig
-from unmask.backbones.hf import HFBackboneConfig
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
 from unmask.model import LanguageModel
@@ -180,32 +177,23 @@ def _yaml_string(text: str) -> str:
 
 
 def _property_rows(model: LanguageModel) -> list[tuple[str, str]]:
-    denoise, backbone = model.denoiser, model.denoiser.config.backbone
+    denoise = model.denoiser
     process, vocab = denoise.process, denoise.vocab
     parameters = sum(parameter.numel() for parameter in denoise.parameters())
     rows = [("objective", type(denoise.objective).__name__)]
     if isinstance(process, NoiseProcess):
         rows += [
             ("schedule", repr(process.schedule)),
-            ("time conditioning", "yes" if denoise.backbone.time_conditioned else "no"),
+            ("time conditioning", "yes" if denoise.backbone.capabilities.time_conditioned else "no"),
         ]
     return [
         *rows,
-        ("network", _describe_backbone(backbone)),
+        *((name, str(value)) for name, value in denoise.backbone.describe().items()),
         ("parameters", f"{parameters:,}"),
         ("vocabulary", f"{vocab.size:,} ids; the mask is {vocab.mask_id}"),
         ("tokenizer", _describe_tokenizer(model.tokenizer)),
         ("longest text", "no limit" if denoise.max_length is None else f"{denoise.max_length:,} tokens"),
     ]
-
-
-def _describe_backbone(backbone: BackboneConfig) -> str:
-    if isinstance(backbone, DiTConfig):
-        return f"{backbone.depth} layers of width {backbone.width} with {backbone.heads} heads"
-    if not isinstance(backbone, HFBackboneConfig):
-        return type(backbone).__name__
-    opened = "" if backbone.future_visibility is None else f", opened by {backbone.future_visibility:g}"
-    return f"{backbone.parsed['model_type']} of the transformers library{opened}"
 
 
 def _describe_tokenizer(tokenizer: BaseTokenizer | None) -> str:

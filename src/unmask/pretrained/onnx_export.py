@@ -49,7 +49,7 @@ class _DenseModel(nn.Module):
         denoise = self.denoiser
         if t is None:
             t = torch.zeros_like(tokens[:, :1], dtype=torch.float32)
-        hidden = denoise.backbone.encode(tokens, denoise._time_input(t))
+        hidden = denoise.backbone.encode(denoise.backbone.embed(tokens), denoise._time_input(t))
         logits = denoise.backbone.lm_head(hidden.flatten(0, 1))
         alpha = denoise._alpha(tokens, t, _all_positions(tokens))
         log_x = denoise.objective.log_probs(logits, alpha, denoise.vocab)

@@ -7,6 +7,8 @@ import shutil
 
 from torch import nn
 
+from unmask.backbones.base import network_blocks
+
 
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of the network, in place: names of parameters stay as they are.
@@ -22,7 +24,7 @@ def compile_blocks(model: nn.Module) -> None:
             f"compile needs a C++ compiler, and there is no {' or '.join(compilers)} here:"
             " install one, name yours in the variable CXX, or train without compile"
         )
-    blocks = [module for module in model.modules() if type(module).__name__ == "Block"]
+    blocks = network_blocks(model)
     if not blocks:
         raise ValueError("compile is for networks made of blocks, and this one has none: train without it")
     for block in blocks[:-1]:

@@ -6,7 +6,6 @@ B starts at zero, so the first prediction is the frozen network's own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-_BLOCK_MODULE = re.compile(r"(?:^|\.)(?:blocks|layers?|h)\.\d+\.(.+)")
-"""The path of a module inside a block of the network; other libraries call these layers."""
+from unmask.backbones.base import network_blocks
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,10 @@ class LoRA:
 
     def _target_layers(self, denoiser: nn.Module) -> list[tuple[str, nn.Linear]]:
         known = {name: layer for name, layer in denoiser.named_modules() if isinstance(layer, nn.Linear)}
-        inside = {name: found[1] for name in known if (found := _BLOCK_MODULE.search(name))}
+        path_in_block = {
+            layer: path for block in network_blocks(denoiser) for path, layer in block.named_modules() if path
+        }
+        inside = {name: path_in_block[layer] for name, layer in known.items() if layer in path_in_block}
         for target in self.target_modules:
             if not any(_matches_target(path, target) for path in inside.values()):
                 raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unmask.backbones.base import network_blocks
 from unmask.training.ema import trainable_parameters
 from unmask.training.muon import MuonOptimizer
 
@@ -72,10 +73,11 @@ class Muon:
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         """Two optimizers, which step together."""
+        in_blocks = {parameter for block in network_blocks(model) for parameter in block.parameters()}
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
-        for name, parameter in trainable_parameters(model).items():
-            (matrices if ".blocks." in f".{name}" and parameter.ndim == 2 else rest).append(parameter)
+        for parameter in trainable_parameters(model).values():
+            (matrices if parameter in in_blocks and parameter.ndim == 2 else rest).append(parameter)
         others = [self.adamw.build_for(rest)] if rest else []
         if not matrices:
             return others

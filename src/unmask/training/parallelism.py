@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unmask.backbones.base import network_blocks
 from unmask.distributed import Distributed
 
 _SYNC_BUFFERS_ARG = next(
@@ -46,9 +47,8 @@ class FSDP:
             return model
         from torch.distributed.fsdp import fully_shard
 
-        for module in model.modules():
-            if type(module).__name__ == "Block":
-                fully_shard(module)
+        for block in network_blocks(model):
+            fully_shard(block)
         fully_shard(model)
         return model
 

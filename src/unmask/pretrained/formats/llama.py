@@ -160,7 +160,7 @@ def _fuse_projections(
     expected = meta_shapes(backbone, vocab, weights, where)
     ours = rename_tensors(weights, _name_table(names, backbone), _unfused_shapes(backbone, expected), where, names.kind)
     for i in range(backbone.depth):
-        block = f"blocks.{i}"
+        block = f"layers.{i}"
         for kind in ("weight", "bias"):
             if f"{block}.query.{kind}" in ours:
                 parts = [ours.pop(f"{block}.{part}.{kind}") for part in ("query", "key", "value")]
@@ -175,7 +175,7 @@ def _split_projections(model: LanguageModel, names: TensorNames) -> dict[str, Te
     config = require_dit(model.denoiser.config.backbone)
     ours = dict(model.denoiser.backbone.state_dict())
     for i in range(config.depth):
-        block = f"blocks.{i}"
+        block = f"layers.{i}"
         for kind in ("weight", "bias"):
             if f"{block}.attention.qkv.{kind}" in ours:
                 parts = ours.pop(f"{block}.attention.qkv.{kind}").split(_qkv_widths(config))
@@ -224,10 +224,10 @@ def _unfused_shapes(config: DiTConfig, fused_shapes: Mapping[str, torch.Size]) -
     expected = dict(fused_shapes)
     for i in range(config.depth):
         for part, width in zip(("query", "key", "value"), _qkv_widths(config), strict=True):
-            expected[f"blocks.{i}.{part}.weight"] = torch.Size([width, config.width])
-            expected[f"blocks.{i}.{part}.bias"] = torch.Size([width])
+            expected[f"layers.{i}.{part}.weight"] = torch.Size([width, config.width])
+            expected[f"layers.{i}.{part}.bias"] = torch.Size([width])
         for part in ("gate", "up"):
-            expected[f"blocks.{i}.{part}.weight"] = torch.Size([config.llama.intermediate_size, config.width])
+            expected[f"layers.{i}.{part}.weight"] = torch.Size([config.llama.intermediate_size, config.width])
     return expected
 
 
@@ -240,7 +240,7 @@ def _name_table(names: TensorNames, config: DiTConfig) -> dict[str, str]:
     for i in range(config.depth):
         theirs = names.block.format(i)
         for part in ("norm1", "norm2", "query", "key", "value", "out", "gate", "up", "down"):
-            ours = f"blocks.{i}.{_BLOCK_PARTS.get(part, part)}"
+            ours = f"layers.{i}.{_BLOCK_PARTS.get(part, part)}"
             table[f"{theirs}.{getattr(names, part)}.weight"] = f"{ours}.weight"
             if config.llama.qkv_bias and part in ("query", "key", "value"):
                 table[f"{theirs}.{getattr(names, part)}.bias"] = f"{ours}.bias"

@@ -98,7 +98,7 @@ def convert_dit(
     vocab = Vocab(size=size, mask_id=size - 1)
     names = dict(_MODEL_NAMES)
     for i in range(depth):
-        names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in _BLOCK_NAMES.items()}
+        names |= {f"blocks.{i}.{theirs}": f"layers.{i}.{ours}" for theirs, ours in _BLOCK_NAMES.items()}
     stripped = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
     shapes = meta_shapes(backbone, vocab, weights, where)
     tensors = rename_tensors(stripped, names, shapes, where, "an MDLM", _IGNORED_TENSORS)
@@ -121,7 +121,7 @@ def _fold_modulation(weights: dict[str, Tensor], depth: int, cond: int) -> dict[
     def modulation(name: str, parts: int) -> list[Tensor]:
         return list((weights[f"{name}.weight"] @ constant + weights[f"{name}.bias"]).chunk(parts))
 
-    for block in (f"blocks.{i}" for i in range(depth)):
+    for block in (f"layers.{i}" for i in range(depth)):
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation(f"{block}.modulation", 6)
         for norm, shift, scale in (("norm1", shift1, scale1), ("norm2", shift2, scale2)):
             plain[f"{block}.{norm}.weight"] = plain[f"{block}.{norm}.weight"] * (1 + scale)
@@ -160,15 +160,15 @@ def export_dit(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]
     zeros, ones, cond = torch.zeros(width), torch.ones(width), 128
     tensors: dict[str, Tensor] = {}
     for i in range(backbone.depth):
-        ours = f"blocks.{i}"
+        ours, published = f"layers.{i}", f"blocks.{i}"
         shift1, shift2 = weights[f"{ours}.norm1.bias"], weights[f"{ours}.norm2.bias"]
         tensors |= {
-            f"{ours}.{theirs}": weights[f"{ours}.{name}"]
+            f"{published}.{theirs}": weights[f"{ours}.{name}"]
             for theirs, name in _BLOCK_NAMES.items()
             if "adaLN" not in theirs
         }
-        tensors[f"{ours}.adaLN_modulation.weight"] = torch.zeros(6 * width, cond)
-        tensors[f"{ours}.adaLN_modulation.bias"] = torch.cat([shift1, zeros, ones, shift2, zeros, ones])
+        tensors[f"{published}.adaLN_modulation.weight"] = torch.zeros(6 * width, cond)
+        tensors[f"{published}.adaLN_modulation.bias"] = torch.cat([shift1, zeros, ones, shift2, zeros, ones])
     for theirs, name in _MODEL_NAMES.items():
         if "adaLN" not in theirs and "sigma_map" not in theirs:
             tensors[theirs] = weights[name]
