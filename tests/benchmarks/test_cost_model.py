@@ -58,7 +58,7 @@ def test_activations_are_what_autograd_keeps(monkeypatch: pytest.MonkeyPatch) ->
     for rows in (8, 16):
         z = torch.randint(511, (rows, SMALL.length), generator=torch.Generator().manual_seed(0))
         with count_saved_tensors() as kept, torch.autocast("cpu", torch.bfloat16):
-            hidden = network.encode(z, torch.full((rows, 1), 0.5))
+            hidden = network.encode(network.embed(z), torch.full((rows, 1), 0.5))
         sizes.append(kept.activation_bytes(network))
         del hidden
     found = (sizes[1] - sizes[0]) / (8 * SMALL.length)

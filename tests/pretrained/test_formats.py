@@ -143,7 +143,7 @@ def test_a_llada_is_what_transformers_calls_a_llama_without_its_causal_mask(tmp_
     everyone = torch.zeros(2, 1, 10, 10)
     with torch.no_grad():
         expected = theirs(z, attention_mask=everyone).logits
-        hidden = lm.denoiser.backbone.encode(z, torch.zeros(2, 1))
+        hidden = lm.denoiser.backbone.encode(lm.denoiser.backbone.embed(z), torch.zeros(2, 1))
         logits = lm.denoiser.backbone.compute_logits(hidden.flatten(0, 1)).view(2, 10, 13)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 

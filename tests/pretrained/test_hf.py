@@ -58,7 +58,7 @@ def logits(network: Any, name: str) -> Tensor:
 def our_logits(lm: LanguageModel) -> Tensor:
     z, backbone = tokens(), lm.denoiser.backbone
     with torch.no_grad():
-        hidden = backbone.encode(z, torch.zeros(len(z), 1))
+        hidden = backbone.encode(backbone.embed(z), torch.zeros(len(z), 1))
         return backbone.lm_head(hidden)
 
 

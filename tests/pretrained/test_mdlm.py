@@ -79,7 +79,8 @@ def published(folder: Path, weights: dict[str, Tensor] | None = None, **config: 
 
 def logits(lm: LanguageModel, z: Tokens, told: Times) -> Tensor:
     with torch.no_grad():
-        return lm.denoiser.backbone.lm_head(lm.denoiser.backbone.encode(z, told))
+        network = lm.denoiser.backbone
+        return network.lm_head(network.encode(network.embed(z), told))
 
 
 def log_x(lm: LanguageModel, z: Tokens, t: Times) -> Tensor:
