@@ -93,12 +93,12 @@ def test_commands_do_not_wait(
     assert err.count("\n") == 1
 
 
-def test_a_judge_that_is_not_to_be_had_is_told_at_once(nobody: None) -> None:
+def test_a_reference_model_that_cannot_be_reached_fails_at_once(nobody: None) -> None:
     pytest.importorskip("transformers")
     from unmask.evaluation.reference_model import CausalReferenceModel
 
     for name in ("nope", "org/nope", "hub:org/nope"):
         with pytest.raises(ValueError, match=f"nope is neither here nor on the hub: {UNREACHABLE_MESSAGE}$"):
             CausalReferenceModel.load(name)
-    with pytest.raises(ValueError, match="there is no judge runs/nope here"):
+    with pytest.raises(ValueError, match=r"^there is no reference model runs/nope: it is neither a folder"):
         CausalReferenceModel.load("runs/nope")
