@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,10 +17,12 @@ import unmask
 from unmask import BACKBONES, OBJECTIVES, PROCESS_SAMPLERS, ROW_LAYOUTS, SAMPLERS, SCHEDULES
 from unmask.cli import command_function
 from unmask.cli.help import help_text
-from unmask.config import external_kinds, from_json, override, to_json
+from unmask.cli.signature import field_docstrings
+from unmask.config import external_kinds, field_types, from_json, override, to_json
 from unmask.data.tokenizers import TOKENIZERS, Tokenizer, get_tokenizer
 from unmask.diffusion.schedule import LogLinear
-from unmask.registry import build, resolve
+from unmask.experiment import Experiment
+from unmask.registry import build, family_of, resolve
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,6 +182,43 @@ def test_type_checkers_see_the_public_names_and_catch_typos(tmp_path: Path) -> N
     run = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(tmp_path / "user.py")]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line] == ["4"]
+
+
+# Settings
+
+
+def config_classes(type_: Any) -> Iterator[type]:
+    """The dataclasses that a type allows, and those of their fields."""
+    members = get_args(type_) or (type_,)
+    for member in members:
+        family = family_of(member) if isinstance(member, type) else None
+        for cls in [member] if family is None else list(family.values()):
+            if len(members) > 1 or get_args(cls):
+                yield from config_classes(cls)
+            elif isinstance(cls, type) and is_dataclass(cls):
+                yield cls
+                for field_type in field_types(cls).values():
+                    yield from config_classes(field_type)
+
+
+def test_every_setting_has_a_help_text() -> None:
+    classes = {cls for part in (Experiment, *SAMPLERS.values()) for cls in config_classes(part)}
+    missing = sorted(
+        f"{cls.__name__}.{field.name}"
+        for cls in classes
+        for field in fields(cls)
+        if field.name not in field_docstrings(cls)
+    )
+    assert missing == []
+    assert len(classes) > 30
+
+
+def test_settings_are_listed_with_type_value_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    command_function("train")("stdlib-tiny", help_settings=True)
+    text = capsys.readouterr().out
+    assert "training.steps = 640\n    (int)\n" in text
+    assert "objective.schedule.eps = 0.001\n    (float)\n    The share of tokens that stays visible at t = 1." in text
+    assert "objective = MDLM\n    (MDLM or D3PM or SEDD" in text
 
 
 # Examples

@@ -1,4 +1,4 @@
-"""Commands that write text: sample, complete and infill."""
+"""`unmask sample`, `unmask complete` and `unmask infill`."""
 
 from __future__ import annotations
 
@@ -40,65 +40,65 @@ _LoopArg = Annotated[tuple[float, float, float] | None, Option(metavar="T_ON T_O
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How tokens are written."""
+    """The options that the three commands share."""
 
     n: Count = 1
-    """How many texts."""
+    """Number of texts."""
     steps: int | None = None
-    """Steps of the sampler, 128 if not given; more are better and slower."""
+    """Denoising steps, 128 by default; more are slower and usually better."""
     temperature: float = 1.0
-    """0 takes the most probable token, 1 samples the model as it is."""
+    """0 takes the most probable token, 1 samples from the model's distribution."""
     top_k: int | None = None
     """Sample from the k most probable tokens only."""
     top_p: float | None = None
     """Sample from the most probable tokens that together reach p only."""
     seed: int = 0
-    """Row i is drawn with seed + i."""
+    """Text i uses seed + i."""
     sampler: Annotated[str, SAMPLER_OPTION] = "default"
-    """In which order holes are filled; the default is the plain one of the model's kind."""
+    """The order in which masked tokens are unmasked; the default reverses the model's own process."""
     measure: _MeasureName | None = None
-    """Of the sampler confidence: by what the surest token is found; probability if not given."""
+    """For --sampler confidence: the confidence measure, probability by default."""
     threshold: float | None = None
-    """Of the sampler threshold: how probable a token must be to be written with others; 0.9 if not given."""
+    """For --sampler threshold: tokens above this probability are unmasked together; 0.9 by default."""
     factor: float | None = None
-    """Of the sampler factor: the larger, the more tokens are written at once; 1 if not given."""
+    """For --sampler factor: the larger, the more tokens are unmasked at once; 1 by default."""
     entropy_bound: float | None = None
-    """Of the sampler entropy-bounded: nats that may be lost by writing tokens at once; 0.1 if not given."""
+    """For --sampler entropy-bounded: nats that may be lost by unmasking tokens together; 0.1 by default."""
     delayed_tokens: tuple[int, ...] = ()
-    """Of confidence, threshold, factor and entropy-bounded: ids of tokens that are written last."""
+    """For confidence, threshold, factor and entropy-bounded: ids of tokens that are unmasked last."""
     remasking: _RemaskingName | None = None
-    """Of the sampler remdm: which tokens are hidden again, and how often; rescale if not given."""
+    """For --sampler remdm: the remasking schedule, rescale by default."""
     eta: float | None = None
-    """Of the sampler remdm: how strong remasking is, from 0 to 1; each --remasking has its own."""
+    """For --sampler remdm: the strength of remasking, from 0 to 1; each --remasking has its own default."""
     loop: _LoopArg = None
     """Of the sampler remdm: write a share VISIBLE by t = ON, correct until t = OFF; as in 0.55 0.05 0.9."""
     sampler_option: tuple[str, ...] = ()
     """Any other field of the sampler, as FIELD=VALUE."""
     block_size: int | None = None
-    """Write from left to right in blocks of so many tokens, --steps each; block diffusion has its own."""
+    """Generate from left to right in blocks of this many tokens, with --steps steps each."""
     cache: _CacheName = "none"
-    """What a block's steps do not read again: all before it (prefix), or all around it (dual)."""
+    """KV cache within a block: of the tokens before it (prefix), or of all tokens around it (dual)."""
     stride: int | None = None
-    """By how many tokens the window moves along a text that is longer than it; half of it if not given."""
+    """Tokens by which the window moves along a text that is longer than the window; half of it by default."""
     window: int | None = None
-    """How many tokens the window has, with --stride; as many as the model reads at once if not given."""
+    """Tokens of the window, with --stride; the model's maximum by default."""
     cfg_scale: float = 0.0
-    """Classifier-free guidance by the visible text: 0 is none; every step then reads two texts for one."""
+    """Scale of classifier-free guidance by the visible text; 0 is none, others double the cost of a step."""
     regex: tuple[str, ...] = ()
-    """A regular expression that the text of each hole must match; or several, one for each hole."""
+    """A regular expression that the text of each hole must match; or one for each hole."""
     dtype: DtypeName = "auto"
-    """What the network computes with; auto takes bfloat16 for large models where it is measured faster."""
+    """Precision of the network; auto takes bfloat16 for large models where it is measured to be faster."""
     watch: bool = False
-    """Show the text on stderr after each step, while it is being written."""
+    """Show the text on stderr after each step."""
     delay: float = 0.05
-    """Seconds between the steps that are watched on a terminal."""
+    """Seconds between the steps that --watch shows on a terminal."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay <= 60:
             raise ValueError(f"delay must be from 0 to 60 seconds; got {self.delay}")
 
     def build_guidance(self) -> Guidance | None:
-        """What is asked of the text beyond the model."""
+        """Classifier-free guidance and regular expressions, if they are given."""
         from unmask.guidance import Guidance
 
         if not self.cfg_scale and not self.regex:
@@ -107,7 +107,7 @@ class GenerationOptions:
         return Guidance(self.cfg_scale, patterns)
 
     def build_sampler(self, lm: LanguageModel) -> Sampler:
-        """The sampler that was named, with its options; what it does not have is refused."""
+        """The sampler of that name with its options; options of other samplers are refused."""
         from unmask.diffusion.categorical import SamplingParams
         from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
@@ -198,7 +198,7 @@ def sample(
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Write texts from nothing, or from a prompt.
+    """Generate texts, from scratch or from a prompt.
 
     For example:
       unmask sample runs/demo --n 4 --length 16 --steps 16
@@ -206,9 +206,9 @@ def sample(
       torchrun --nproc_per_node 2 -m unmask sample runs/demo --count 64
 
     Args:
-        model: A model folder, of ours or in a published layout, or a name on the hub.
-        length: How many tokens each; the model's longest if not given.
-        prompt: What each text begins with.
+        model: A model folder, of unmask or in a published format, or a name on the hub.
+        length: Tokens of a text; by default the model's maximum.
+        prompt: The beginning of each text.
     """
     warn_literal_masks("a prompt", [prompt])
     with load_distributed(model, allow_code) as (lm, speaks):
@@ -228,16 +228,16 @@ def complete(
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Go on from prompts, which may differ in length, up to the end of the text if the model knows one.
+    """Complete prompts, up to the end-of-text token if the model has one.
 
     For example:
       unmask complete runs/demo "import os" "def main(" --length 24
       unmask complete GSAI-ML/LLaDA-8B-Base "The capital of" --block-size 32 --steps 32 --cache prefix
 
     Args:
-        model: A model folder, of ours or in a published layout, or a name on the hub.
-        prompts: What to go on from; each is gone on from as if it were alone.
-        length: How many tokens to write at most.
+        model: A model folder, of unmask or in a published format, or a name on the hub.
+        prompts: The prompts; they may differ in length, and the completions are those of each prompt alone.
+        length: The largest number of tokens to generate.
     """
     with load_distributed(model, allow_code) as (lm, speaks):
         sampler = options.build_sampler(lm)
@@ -263,8 +263,8 @@ def infill(
       unmask infill runs/demo "year = <mask:4>" --regex "[12][0-9]{3}"
 
     Args:
-        model: A model folder, of ours or in a published layout, or a name on the hub.
-        template: Text with <mask:12> for twelve hidden tokens, <mask> for one; any number of holes.
+        model: A model folder, of unmask or in a published format, or a name on the hub.
+        template: Text with <mask:12> for twelve masked tokens, <mask> for one; any number of holes.
     """
     with load_distributed(model, allow_code) as (lm, speaks):
         sampler = options.build_sampler(lm)

@@ -48,7 +48,7 @@ def score(
       unmask score runs/demo/model - < my_text.txt
 
     Args:
-        model: A model folder, of ours or in a published layout, or a name on the hub.
+        model: A model folder, of unmask or in a published format, or a name on the hub.
         texts: One or more texts; - reads one from standard input. What is longer than the model reads at
             once is scored in windows.
         prompt: Score each text given this prompt before it. The prompt is not counted, and is encoded by itself:

@@ -36,7 +36,7 @@ def serve(
       UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine
 
     Args:
-        model: A model folder, of ours or in a published layout, or a name on the hub.
+        model: A model folder, of unmask or in a published format, or a name on the hub.
         host: The address to listen at; one that others can reach needs a token.
         port: The port to listen at; 0 takes any that is free, and says which.
         token: What clients must send (Authorization: Bearer TOKEN); else the variable UNMASK_TOKEN.
