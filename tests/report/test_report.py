@@ -161,6 +161,7 @@ def test_the_numbers_are_those_of_report_json(report: Path) -> None:
     assert headline["tokens_seen"] == 6 * 4 * 16
     assert sum(data["validation"]["by_time"]) == pytest.approx(headline["nats_per_token"])
     assert [bound["steps"] for bound in data["step_bounds"]] == [*_STEP_COUNTS, None]
+    assert data["network"]["network"] in text
     assert len(data["curves"]["loss"]) == 6
     assert data["curves"]["valid_step"] == [3, 6]
     stored = json.loads((report.parent / "experiment.json").read_text(encoding="utf-8"))

@@ -63,6 +63,8 @@ class ReportData:
     name: str
     status: RunStatus
     objective: str
+    network: dict[str, Any]
+    """What the backbone's `describe` gives."""
     num_parameters: int
     curves: Curves
     validation: dict[str, Any] | None
@@ -133,6 +135,7 @@ def collect(
         name=run.resolve().name,
         status=status,
         objective=type(lm.objective).__name__,
+        network=lm.denoiser.backbone.describe(),
         num_parameters=sum(parameter.numel() for parameter in lm.denoiser.parameters()),
         curves=curves,
         validation=validation,

@@ -59,11 +59,10 @@ def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
 
 
 def _header_section(data: ReportData) -> str:
-    network = data.settings.get("backbone", {})
-    shape = f"{network.get('depth')} layers of {network.get('width')}, {network.get('max_length')} tokens at once"
+    network = ", ".join(map(str, data.network.values()))
     status = data.status
     sources = ", ".join(map(str, data.settings.get("sources", ())))
-    what = f"{data.objective}, {shape}, trained on {sources}."
+    what = f"{data.objective}, {network}, trained on {sources}."
     sentence = f'<p class="{"lead" if status.finished else "unfinished"}">{escape(status.sentence)}</p>'
     return f"""<header>
 <p class="over">Report of a run</p>
