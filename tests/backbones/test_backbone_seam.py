@@ -1,0 +1,101 @@
+"""What every network must offer, and what everything else does with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny_models
+from backbones.test_hf import denoiser as hf_denoiser
+from host_reads import host_reads
+from unmask import MDLM, BlockDiffusion, Blockwise, ReMDM
+from unmask.backbones.base import Backbone, Capabilities, network_blocks
+from unmask.sampling.canvas import Canvas
+from unmask.training.muon import MuonOptimizer
+from unmask.training.optim import Muon
+
+
+class Complete(Backbone):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lm_head = nn.Embedding(5, 4), nn.Linear(4, 5)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens)
+
+    def encode(self, h: Tensor, t: Tensor, positions: Any = None, context: Any = None) -> Tensor:
+        return h if positions is None else h[positions]
+
+    def blocks(self) -> list[nn.Module]:
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        return {"network": "none"}
+
+
+@pytest.mark.parametrize("missing", ["capabilities", "embed", "encode", "blocks", "describe"])
+def test_a_network_that_lacks_a_member_cannot_be_built(missing: str) -> None:
+    incomplete = type("Incomplete", (Complete,), {missing: getattr(Backbone, missing)})
+    with pytest.raises(TypeError, match=f"abstract class Incomplete.*{missing}"):
+        incomplete()
+    assert Complete().aux_loss() is None
+
+
+def test_a_network_without_a_head_cannot_be_built() -> None:
+    class Headless(Complete):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+
+    with pytest.raises(TypeError, match=r"Headless must set self\.lm_head"):
+        Headless()
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+def test_blocks_of_transformers_are_found(name: str) -> None:
+    model = hf_denoiser(name).float().requires_grad_(True)
+    assert len(network_blocks(model)) == 2
+    muon, _ = Muon().build(model)
+    assert isinstance(muon, MuonOptimizer)
+    assert len(muon.param_groups[0]["params"]) >= 8
+
+
+def test_layers_wrapped_by_peft_train_and_sample() -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny_models.tiny_denoiser(MDLM()).float()
+    config = peft.LoraConfig(r=2, target_modules=["qkv", "out", "mlp.0", "mlp.2"], init_lora_weights=False)
+    z = torch.full((2, 8), 4)
+    before = model(z, torch.ones(2, 1), z == 4)
+    model.backbone.layers = peft.inject_adapter_in_model(config, model.backbone.layers)
+    after = model(z, torch.ones(2, 1), z == 4)
+    assert not torch.allclose(before, after)
+    model.train()
+    model(z, torch.ones(2, 1), z == 4)[:, 0].sum().backward()
+    adapters = [p for n, p in model.named_parameters() if "lora_" in n]
+    assert adapters
+    assert all(p.grad is not None for p in adapters)
+
+
+def test_a_cache_is_not_started_by_some_of_the_sequences() -> None:
+    model = tiny_models.tiny_denoiser(BlockDiffusion(block_size=4))
+    canvas = Canvas(torch.full((3, 12), 4), (0, 1, 2))
+    *_, together = Blockwise(sampler=ReMDM(5)).run(model, canvas)
+    for row in range(3):
+        *_, alone = Blockwise(sampler=ReMDM(5)).run(model, Canvas(canvas.tokens[:1], (row,)))
+        assert torch.equal(together[row], alone[0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_network_call_reads_one_value_back(training: bool) -> None:
+    model = tiny_models.tiny_denoiser(MDLM()).train(training)
+    z = torch.full((3, 8), 4)
+    z[0, :3] = 1
+    with host_reads() as reads, torch.set_grad_enabled(training):
+        model(z, torch.ones(3, 1), z == 4)
+    assert reads.total <= 1, reads
