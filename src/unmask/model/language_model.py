@@ -256,10 +256,15 @@ class LanguageModel:
     ) -> Iterable[Tokens]:
         """The canvas after each step, with calls of `denoiser`: the model's own, or a wrapper around it."""
         if self._needs_ragged(sampler, canvas.tokens.shape[1], valid):
-            return sample_ragged(denoiser, canvas, sampler, valid, self._window_guidance(guidance))
+            return self._checked(sample_ragged(denoiser, canvas, sampler, valid, self._window_guidance(guidance)))
         padded: DenoiserLike = denoiser if valid is None else PaddedDenoiser(denoiser, valid)
         guided = padded if guidance is None else guidance(padded, canvas.tokens, self.tokenizer)
-        return sampler.run(guided, canvas)
+        return self._checked(sampler.run(guided, canvas))
+
+    def _checked(self, steps: Iterable[Tokens]) -> Iterator[Tokens]:
+        """The same steps; after the last of them, refuse a network whose log-probabilities were NaN."""
+        yield from steps
+        self.denoiser.raise_if_nonfinite()
 
     def _needs_ragged(self, sampler: Sampler, length: int, valid: Tensor | None) -> bool:
         """Whether texts are generated apart: too long for one call, or with padding that cannot be in one."""
