@@ -236,3 +236,21 @@ def test_outputs_are_compared_to_the_letter_or_within_their_errors() -> None:
     assert output_mismatch(shown, shown.replace("5.00", "5.10"), exactly=False) is None
     assert output_mismatch(shown, shown.replace("5.00", "6.00"), exactly=False) is not None
     assert output_mismatch(shown, "", exactly=False) is not None
+
+
+def test_every_equation_leads_to_code() -> None:
+    """Each row of docs/equations.md names things that are defined in the files that it names."""
+    rows = [line for line in (ROOT / "docs/equations.md").read_text(encoding="utf-8").splitlines() if ".py`" in line]
+    assert len(rows) > 25
+    for row in rows:
+        code = re.split(r"(?<!\\)\|", row)[2]
+        names, files = re.findall(r"`([A-Za-z_.]+)`", code), re.findall(r"`([a-z_/]+\.py)`", code)
+        sources = [(ROOT / "src/unmask" / file).read_text(encoding="utf-8") for file in files]
+        for name in (part for name in names if not name.endswith(".py") for part in name.split(".")):
+            assert any(re.search(rf"\b(class|def) {name}\b", source) for source in sources), (name, files)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), (document.name, target)
