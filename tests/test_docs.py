@@ -246,7 +246,7 @@ def test_every_equation_leads_to_code() -> None:
         code = re.split(r"(?<!\\)\|", row)[2]
         names, files = re.findall(r"`([A-Za-z_.]+)`", code), re.findall(r"`([a-z_/]+\.py)`", code)
         sources = [(ROOT / "src/unmask" / file).read_text(encoding="utf-8") for file in files]
-        for name in (part for name in names if not name.endswith(".py") for part in name.split(".")):
+        for name in (part for dotted in names if not dotted.endswith(".py") for part in dotted.split(".")):
             assert any(re.search(rf"\b(class|def) {name}\b", source) for source in sources), (name, files)
 
 
