@@ -1,7 +1,8 @@
 """Count the values that a piece of code reads back from the device.
 
 On an accelerator each of them waits for all work that was queued before it. They are counted as operators,
-so the counts on a CPU are those on an accelerator:
+so the counts on a CPU are those on an accelerator. What a generator of the CPU has drawn is on the host already,
+and reading it waits for nothing: it does not count.
 
     with host_reads() as reads:
         step()
@@ -52,11 +53,16 @@ class HostReads(TorchDispatchMode):
         return f"{self.total} host reads: {dict(self.kinds)}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS:
+        kwargs = kwargs or {}
+        if func in _READS and not getattr(args[0], "drawn_on_host", False):
             self.kinds[_READS[func]] += 1
         elif func in _INDEXING and _has_boolean_index(func, args):
             self.kinds[_INDEXING[func]] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
+        generator = kwargs.get("generator")
+        if generator is not None and generator.device.type == "cpu":
+            result.drawn_on_host = True
+        return result
 
 
 def _has_boolean_index(func: Any, args: Any) -> bool:

@@ -35,6 +35,7 @@ def put(x: Tensor, value: Any) -> None:
         lambda: torch.equal(X, X),
         lambda: X.unique(),
         lambda: X.masked_select(FLAGS),
+        lambda: int(torch.rand(3, generator=torch.Generator()).argmax()),
     ],
 )
 def test_every_way_to_read_a_value_counts_once(read: Callable[[], object]) -> None:
@@ -54,6 +55,8 @@ def test_every_way_to_read_a_value_counts_once(read: Callable[[], object]) -> No
         lambda: X.topk(2).indices.clone(),
         lambda: len(X) + X.shape[0],
         lambda: torch.cat([X, X]).cumsum(0),
+        lambda: float(torch.rand((), generator=torch.Generator())),
+        lambda: int(torch.randint(9, (), generator=torch.Generator())),
     ],
 )
 def test_what_stays_on_the_device_does_not_count(compute: Callable[[], object]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -144,3 +146,18 @@ def test_rows_of_several_noise_groups_are_drawn_as_if_each_were_alone() -> None:
     for both, one, two in zip(together, *apart, strict=True):
         assert torch.equal(both[:1], one)
         assert torch.equal(both[1:, : two.shape[1]], two)
+
+
+def test_truncating_a_batch_keeps_what_a_row_has_once() -> None:
+    @dataclass(frozen=True)
+    class Labelled(Batch):
+        labels: torch.Tensor | None = None
+
+    batch = Labelled(torch.arange(12).view(3, 4), torch.ones(3, 4, dtype=torch.bool), labels=torch.arange(3))
+    short = batch.truncated(2)
+    assert isinstance(short, Labelled)
+    assert short.tokens.tolist() == [[0, 1], [4, 5], [8, 9]]
+    assert short.valid is not None
+    assert short.valid.shape == (3, 2)
+    assert short.labels is not None
+    assert short.labels.tolist() == [0, 1, 2]

@@ -74,13 +74,32 @@ class Queries(tuple[Tensor, Tensor]):
     def resolve(cls, positions: Positions, shape: torch.Size, *facts: Tensor) -> tuple[Queries, Tensor | None]:
         """The queries of any kind of positions, and the order in which they were asked for (None: as they are)."""
         if isinstance(positions, Queries):
-            return positions, None
+            return positions._with_facts(*facts), None
         if isinstance(positions, Tensor):
             return cls.from_mask(positions, *facts), None
         mask = torch.zeros(shape, dtype=torch.bool, device=positions[0].device)
         mask[positions] = True
         order = (mask.flatten().cumsum(0) - 1).view(shape)[positions]
         return cls.from_mask(mask, *facts), order
+
+    def _with_facts(self, *facts: Tensor) -> Queries:
+        """The same queries; `facts`, if there are any, take one host read."""
+        if not facts:
+            return self
+        return self._copy(self.shape, tuple(torch.stack(facts).tolist()))
+
+    def in_longer(self, length: int) -> Queries:
+        """The same positions of sequences of `length` tokens."""
+        return self._copy(torch.Size((self.shape[0], length)), self.facts)
+
+    def _copy(self, shape: torch.Size, facts: tuple[bool, ...]) -> Queries:
+        queries = Queries((self[0], self[1]))
+        queries.counts, queries.max_count, queries.shape, queries.facts = self.counts, self.max_count, shape, facts
+        return queries
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The values [N] at the queried positions of values [B, 1 or L]."""
+        return values.expand(self.shape)[self[0], self[1]]
 
     @property
     def is_everything(self) -> bool:
@@ -218,14 +237,21 @@ class Batch:
             counted &= ~self.prompt_mask
         return counted
 
+    def loss_positions(self) -> Queries:
+        """The positions of the loss mask. Without padding and prompts these are all, and nothing is read."""
+        if self.valid is None and self.prompt_mask is None:
+            return Queries.everywhere(self.tokens.shape, self.tokens.device)
+        return Queries.from_mask(self.loss_mask)
+
     @property
     def context(self) -> Context:
         """What a network must know beside the tokens: which are padding, and which document each is of."""
         return Context(valid=self.valid, document_ids=self.document_ids)
 
     def truncated(self, length: int) -> Batch:
-        """The first `length` tokens of every row."""
-        return self._replace_tensors({name: tensor[:, :length] for name, tensor in self._named_tensors().items()})
+        """The first `length` tokens of every row; what a row has once, such as a label [B], stays."""
+        tensors = {name: tensor for name, tensor in self._named_tensors().items() if tensor.ndim > 1}
+        return self._replace_tensors({name: tensor[:, :length] for name, tensor in tensors.items()})
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""

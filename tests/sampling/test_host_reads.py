@@ -1,7 +1,8 @@
 """Samplers plan on the host: between network calls most of them read nothing back from the device.
 
 Threshold, Factor and EntropyBounded decide from the scores how many tokens they keep, and ReMDM with `Conf` decides
-from the probabilities which tokens it remasks: these read one value (a small tensor) per network call.
+from the probabilities which tokens it remasks: these read one value (a small tensor) per network call. The network
+call itself reads one: how many positions of each sequence are queried.
 """
 
 from __future__ import annotations
@@ -50,3 +51,14 @@ def test_a_sampler_reads_no_more_than_it_must(name: str) -> None:
             pass
     assert denoiser.nfe >= 20
     assert reads.total <= (name in READ_ONE) * denoiser.nfe + AT_START, reads
+
+
+@pytest.mark.parametrize("name", samplers)
+def test_a_network_call_adds_one_read(name: str) -> None:
+    canvas = Canvas(torch.full((3, LENGTH), MASK), (0, 1, 2))
+    denoiser = CountingDenoiser(tiny_models.tiny_denoiser(MDLM(), length=LENGTH))
+    with torch.inference_mode(), host_reads() as reads:
+        for _ in samplers[name].run(denoiser, canvas):
+            pass
+    assert denoiser.nfe >= 20
+    assert reads.total <= (1 + (name in READ_ONE)) * denoiser.nfe + AT_START, reads

@@ -57,7 +57,7 @@ def alpha_grid(schedule: Schedule, steps: int) -> Tensor:
 
 def discrete_level(schedule: Schedule, steps: int, u: Tensor) -> NoiseLevel:
     """One of T steps, from t = i/T to s = (i - 1)/T, with weight T r for the unmasking probability r."""
-    alpha = alpha_grid(schedule, steps)
+    alpha = alpha_grid(schedule, steps).to(u.device)
     i = (u * steps).long().clamp(max=steps - 1) + 1
     r = Masking.unmask_prob(alpha[i - 1], alpha[i])
     return NoiseLevel(t=i.double() / steps, alpha=alpha[i], unmask_prob=r, weight=steps * r)
@@ -69,7 +69,7 @@ def continuous_level(schedule: Schedule, u: Tensor) -> NoiseLevel:
     In the diffusion term the weight is that of the schedule at t; in the other two t is fixed, alpha is 1 - u
     and the weight 1/u (see the module's docstring).
     """
-    start, end = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
+    start, end = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))  # scalars on the host
     reconstruction, diffusion = 1 - start, start - end
     t = ((u - reconstruction) / diffusion).clamp(0, 1)
     in_diffusion = (u >= reconstruction) & (u < reconstruction + diffusion)

@@ -15,7 +15,7 @@ from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes
 from unmask.likelihood.control_variate import CONTROL_VARIATE_BETA, control_variate, unconditional_nll
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.objectives.base import MaskedObjective, Objective, SteppedObjective
-from unmask.types import Batch, NonFiniteError, Positions, RowFn, Times, Tokens
+from unmask.types import Batch, NonFiniteError, Positions, Queries, RowFn, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class NatsEstimator:
         nats = self.objective.token_nll(recorder, batch, generator).detach().double()
         assert recorder.t is not None
         if u is not None:
-            assert isinstance(recorder.positions, Tensor)
-            nats = nats - CONTROL_VARIATE_BETA * control_variate(u, recorder.positions, batch.loss_mask)
+            assert isinstance(recorder.positions, Queries)
+            nats = nats - CONTROL_VARIATE_BETA * control_variate(u, recorder.positions.mask(), batch.loss_mask)
         t = recorder.t[:, : nats.shape[1]]  # of the noisy tokens, where clean ones are read beside them
         # A step that ends at t stands for the times before it, so a bin has its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))

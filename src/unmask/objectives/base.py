@@ -33,7 +33,8 @@ from unmask.diffusion.process import BlockMasking, Masking, NoiseProcess, Proces
 from unmask.diffusion.schedule import LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, UniformTimes, stratified_uniform
 from unmask.ops.chunked_head import WeightedNLL
-from unmask.types import Batch, LogX, RowFn, Vocab
+from unmask.ops.packing import scatter_rows
+from unmask.types import Batch, LogX, Queries, RowFn, Vocab
 
 
 class Objective(ABC):
@@ -116,10 +117,10 @@ class MaskedObjective(Objective):
 
     def weighted_nll(self, denoiser: DenoiserLike, batch: Batch, z: Tensor, level: NoiseLevel) -> Tensor:
         """weight (-log x_theta(x | z) + penalty) [B, L] at the masked positions of z, zero elsewhere."""
-        masked = (z == denoiser.vocab.mask_id) & batch.loss_mask
-        row_fn = self.row_fn(batch.tokens[masked], level, masked)
+        masked = Queries.from_mask((z == denoiser.vocab.mask_id) & batch.loss_mask)
+        row_fn = self.row_fn(masked.gather(batch.tokens), level, masked)
         nll = self.query(denoiser, batch, z, level.t, masked, row_fn)
-        return scatter_positions(nll, masked)
+        return scatter_rows(nll, masked)
 
     def sample_level(
         self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
@@ -142,12 +143,12 @@ class MaskedObjective(Objective):
         """The noise level that u in [0, 1) stands for."""
         return continuous_level(self.schedule, u)
 
-    def row_fn(self, x: Tensor, level: NoiseLevel, positions: Tensor) -> RowFn:
-        """weight (-log_x[x] + penalty(S, r)) for the tokens x [N] at the positions [B, L]."""
-        weighted_nll = WeightedNLL(x, gather_positions(level.weight, positions))
+    def row_fn(self, x: Tensor, level: NoiseLevel, positions: Queries) -> RowFn:
+        """weight (-log_x[x] + penalty(S, r)) for the tokens x [N] at the positions."""
+        weighted_nll = WeightedNLL(x, positions.gather(level.weight))
         if self.normalized:
             return weighted_nll
-        unmask_prob = None if level.unmask_prob is None else gather_positions(level.unmask_prob, positions)
+        unmask_prob = None if level.unmask_prob is None else positions.gather(level.unmask_prob)
 
         def with_penalty(log_x: LogX, indices: slice | Tensor) -> Tensor:
             r = None if unmask_prob is None else unmask_prob[indices]
@@ -157,7 +158,7 @@ class MaskedObjective(Objective):
         return with_penalty
 
     def query(
-        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Tensor, row_fn: RowFn
+        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Queries, row_fn: RowFn
     ) -> Tensor:
         """`row_fn` [N] of the network's prediction at the positions of z."""
         return denoiser(z, t, positions, batch.context, row_fn=row_fn)
@@ -196,9 +197,9 @@ class SteppedObjective(MaskedObjective):
         u, _, uniform = sample_noise(denoiser, batch, self.times, generator)
         t = torch.zeros_like(u)
         z = corrupt_batch(self.process, batch, self.schedule.alpha(t), uniform, denoiser.vocab)
-        visible = (z != denoiser.vocab.mask_id) & batch.loss_mask
-        nll = self.query(denoiser, batch, z, t, visible, WeightedNLL.unweighted(batch.tokens[visible]))
-        return scatter_positions(nll, visible)
+        visible = Queries.from_mask((z != denoiser.vocab.mask_id) & batch.loss_mask)
+        nll = self.query(denoiser, batch, z, t, visible, WeightedNLL.unweighted(visible.gather(batch.tokens)))
+        return scatter_rows(nll, visible)
 
 
 class Noise(NamedTuple):
@@ -237,16 +238,6 @@ def validate_batch(denoiser: DenoiserLike, batch: Batch) -> None:
 def corrupt_batch(process: NoiseProcess, batch: Batch, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tensor:
     """z_t ~ q(. | x) [B, L] on the tokens of the loss mask; prompts and padding stay."""
     return torch.where(batch.loss_mask, process.corrupt(batch.tokens, alpha, uniform, vocab), batch.tokens)
-
-
-def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
-    """The values [B, 1] or [B, L] at the positions, booleans [B, L]: [N]."""
-    return values.expand(positions.shape)[positions]
-
-
-def scatter_positions(values: Tensor, positions: Tensor) -> Tensor:
-    """[B, L] with values [N] at the positions and zero elsewhere."""
-    return values.new_zeros(positions.shape).masked_scatter(positions, values)
 
 
 def _normalization_penalty(mass: Tensor, unmask_prob: Tensor | None) -> Tensor:

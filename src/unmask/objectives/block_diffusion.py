@@ -21,7 +21,7 @@ from unmask.diffusion.noise_level import NoiseLevel
 from unmask.diffusion.process import BlockMasking
 from unmask.objectives.base import MaskedObjective, Noise, sample_noise
 from unmask.objectives.mdlm import subs
-from unmask.types import Batch, LogX, RowFn, Vocab
+from unmask.types import Batch, LogX, Queries, RowFn, Vocab
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class BlockDiffusion(MaskedObjective):
         return NoiseLevel(t, alpha, None, weight), by_token(uniform)
 
     def query(
-        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Tensor, row_fn: RowFn
+        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Queries, row_fn: RowFn
     ) -> Tensor:
         """Query the noisy text beside the clean one, whose time is 0."""
         stages = AttentionStages.two_stream(z.shape[1], self.block_size, z.device)
@@ -86,7 +86,7 @@ class BlockDiffusion(MaskedObjective):
         return denoiser(
             torch.cat([z, clean], 1),
             torch.cat([t, torch.zeros_like(t)], 1),
-            torch.cat([positions, torch.zeros_like(positions)], 1),
+            positions.in_longer(2 * z.shape[1]),
             replace(batch.context, stages=stages),
             row_fn=row_fn,
         )

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import LeftToRight, shift_right
-from unmask.objectives.base import Objective, scatter_positions, validate_batch
+from unmask.objectives.base import Objective, validate_batch
 from unmask.objectives.mdlm import subs
 from unmask.ops.chunked_head import WeightedNLL
+from unmask.ops.packing import scatter_rows
 from unmask.types import Batch, LogX, Vocab
 
 
@@ -36,9 +37,9 @@ class NextToken(Objective):
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
         validate_batch(denoiser, batch)
-        vocab, positions = denoiser.vocab, batch.loss_mask
+        vocab, positions = denoiser.vocab, batch.loss_positions()
         x = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, vocab.mask_id)
         t = torch.zeros(len(x), 1, device=x.device)
-        row_fn = WeightedNLL.unweighted(batch.tokens[positions])
+        row_fn = WeightedNLL.unweighted(positions.gather(batch.tokens))
         nll = denoiser(shift_right(x, vocab), t, positions, batch.context, row_fn=row_fn)
-        return scatter_positions(nll, positions)
+        return scatter_rows(nll, positions)

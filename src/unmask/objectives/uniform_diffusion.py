@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import UniformNoise, posterior
 from unmask.diffusion.schedule import LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, UniformTimes
-from unmask.objectives.base import Objective, corrupt_batch, gather_positions, sample_noise, scatter_positions
+from unmask.objectives.base import Objective, corrupt_batch, sample_noise
 from unmask.objectives.mdlm import subs
+from unmask.ops.packing import scatter_rows
 from unmask.types import Batch, LogX, Vocab
 
 
@@ -59,24 +59,24 @@ class UniformDiffusion(Objective):
         i = (u * self.steps).long().clamp(max=self.steps - 1) + 1
         alpha = alpha_grid(self.schedule, self.steps).to(u)
         z = corrupt_batch(self.process, batch, alpha[i], uniform, denoiser.vocab)
-        positions = batch.loss_mask
-        z_t, x, vocab = z[positions], batch.tokens[positions], denoiser.vocab
+        positions, vocab = batch.loss_positions(), denoiser.vocab
+        z_t, x = positions.gather(z), positions.gather(batch.tokens)
         values = (alpha[i - 1], alpha[i], importance)
-        alpha_s, alpha_t, weight = (gather_positions(value, positions) for value in values)
+        alpha_s, alpha_t, weight = (positions.gather(value) for value in values)
 
         def weighted_kl(log_x: LogX, indices: slice | Tensor) -> Tensor:
             kl = self._kl(z_t[indices], x[indices], log_x, alpha_s[indices], alpha_t[indices], vocab)
             return self.steps * weight[indices].to(kl) * kl
 
         nats = denoiser(z, i / self.steps, positions, batch.context, row_fn=weighted_kl)
-        return scatter_positions(nats, positions)
+        return scatter_rows(nats, positions)
 
     def _kl(self, z: Tensor, x: Tensor, log_x: LogX, alpha_s: Tensor, alpha_t: Tensor, vocab: Vocab) -> Tensor:
         """KL(q(z_s | z_t, x) || q(z_s | z_t, x_theta)) [N], in float64 for the sake of small probabilities."""
         log_x = log_x.double()
         pi = self.process.pi(vocab).to(log_x)
         a_s, a_t = (a[:, None].to(log_x) for a in (alpha_s, alpha_t))
-        z_onehot, x_onehot = (one_hot(tokens, vocab.size).to(log_x) for tokens in (z, x))
+        z_onehot, x_onehot = (torch.zeros_like(log_x).scatter_(-1, tokens[:, None], 1) for tokens in (z, x))
         q = posterior(z_onehot, x_onehot, pi, a_s, a_t)
         p = posterior(z_onehot, log_x.exp(), pi, a_s, a_t)
         return (q * (q.clamp(min=1e-300) / p.clamp(min=1e-300)).log()).sum(-1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unmask.ops.linear import cast_like_autocast, linear
+from unmask.ops.packing import is_expanded_scalar
 from unmask.ops.switch import fast_paths_enabled
 from unmask.types import LogX, RowFn, Vocab
 
@@ -196,15 +197,22 @@ class _ChunkedHead(torch.autograd.Function):
         (grad_output,) = grad_outputs
         gradients = ctx.gradients
         ctx.gradients = None  # they are scaled in place, so a second backward pass must compute them again
-        low, high = torch.stack(grad_output.aminmax()).tolist() if len(grad_output) else (1.0, 1.0)
-        if gradients is None or low != high:
+        if gradients is None or not _are_equal(grad_output):
             hidden, weight, bias = ctx.saved_tensors
             _, gradients = _values_and_grads(hidden, weight, bias, ctx.logits_fn, grad_output)
-        elif high != 1.0:
+        elif len(grad_output):
             for gradient in gradients:
                 if gradient is not None:
-                    gradient.mul_(high)
+                    gradient.mul_(grad_output[0])
         return *gradients, None
+
+
+def _are_equal(grad_output: Tensor) -> bool:
+    """Whether all rows have the same weight. Only weights that are not expanded from one number are read."""
+    if not len(grad_output) or is_expanded_scalar(grad_output):
+        return True
+    low, high = torch.stack(grad_output.aminmax()).tolist()
+    return bool(low == high)
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ The plain way, taken where `if_sparse` gives None, is to compute all positions a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -75,3 +77,31 @@ class SelectedPositions:
     def unpad(self, padded: Tensor) -> Tensor:
         """[N, ...] from the slots of [B, M, ...]."""
         return padded[self.sequence, self.slot]
+
+
+def scatter_rows(values: Tensor, queries: Queries) -> Tensor:
+    """[B, L] with values [N] at the queried positions and zero elsewhere."""
+    apply: Any = _ScatterRows.apply
+    scattered: Tensor = apply(values, queries)
+    return scattered
+
+
+def is_expanded_scalar(values: Tensor) -> bool:
+    """Whether all entries are one number in memory, as in the gradient of a sum: known without reading any."""
+    return all(size == 1 or stride == 0 for size, stride in zip(values.shape, values.stride(), strict=True))
+
+
+class _ScatterRows(torch.autograd.Function):
+    """`index_put`, but the gradient of a sum stays an expanded scalar, which `chunked_head` need not read."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, queries: Queries) -> Tensor:
+        ctx.queries = queries
+        return values.new_zeros(queries.shape).index_put((queries[0], queries[1]), values)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        (grad,), queries = grad_outputs, ctx.queries
+        if grad.numel() and is_expanded_scalar(grad):
+            return grad[0, :1].expand(len(queries[0])), None
+        return grad[queries[0], queries[1]], None
