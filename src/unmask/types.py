@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.context import Context
@@ -46,7 +47,7 @@ class Queries(tuple[Tensor, Tensor]):
     """The booleans that were read with the sizes."""
 
     @classmethod
-    def from_mask(cls, mask: Tensor, *facts: Tensor) -> Queries:
+    def from_mask(cls, mask: Bool[Tensor, "B L"], *facts: Tensor) -> Queries:
         """The True positions of booleans [B, L]; sizes and `facts` (boolean scalars) take one host read."""
         counts, batch = mask.sum(1), len(mask)
         numbers = torch.cat([counts, *(fact.view(1) for fact in facts)]).tolist()
@@ -106,13 +107,13 @@ class Queries(tuple[Tensor, Tensor]):
         """Whether all positions are queried, in order."""
         return len(self[0]) == self.shape.numel()
 
-    def mask(self) -> Tensor:
+    def mask(self) -> Bool[Tensor, "B L"]:
         """Booleans [B, L]: True at the queried positions."""
         mask = torch.zeros(self.shape, dtype=torch.bool, device=self[0].device)
         return mask.index_put(tuple(self), mask.new_ones(()))
 
 
-LogX: TypeAlias = Tensor
+LogX: TypeAlias = Float[Tensor, "N V"]
 """float [N, V]: one line of log-probabilities of the clean token for each asked row."""
 
 RowFn: TypeAlias = Callable[[LogX, slice | Tensor], Tensor]

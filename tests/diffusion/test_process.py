@@ -132,7 +132,7 @@ def test_corrupt_masks_each_sequence_at_its_own_level(process: Masking | Uniform
 @given(alpha=st.floats(0, 1), uniform=st.floats(0, 1, exclude_max=True), token=st.integers(0, 3))
 def test_uniform_noise_never_makes_the_mask(vocab: Vocab, alpha: float, uniform: float, token: int) -> None:
     x = torch.tensor([[token + (token >= vocab.mask_id)]])
-    z = int(UniformNoise().corrupt(x, scalar(alpha), torch.tensor([[uniform]]).double(), vocab))
+    z = int(UniformNoise().corrupt(x, scalar(alpha).view(1, 1), torch.tensor([[uniform]]).double(), vocab))
     assert 0 <= z < vocab.size
     assert z != vocab.mask_id
 
@@ -140,7 +140,7 @@ def test_uniform_noise_never_makes_the_mask(vocab: Vocab, alpha: float, uniform:
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.6])
 def test_the_last_uniform_that_makes_noise_makes_the_last_token(alpha: float) -> None:
     uniform = torch.tensor([[math.nextafter(1 - alpha, 0)]], dtype=torch.float64)
-    z = UniformNoise().corrupt(torch.tensor([[0]]), scalar(alpha), uniform, Vocab(6, 5))
+    z = UniformNoise().corrupt(torch.tensor([[0]]), scalar(alpha).view(1, 1), uniform, Vocab(6, 5))
     assert int(z) == 4
 
 
@@ -152,7 +152,7 @@ def test_two_steps_of_noise_are_one(process: Masking | UniformNoise, vocab: Voca
         points = 20_000
         grid = ((torch.arange(points, dtype=torch.float64) + 0.5) / points).expand(vocab.size, -1)
         x = torch.arange(vocab.size)[:, None].expand(-1, points)
-        z = process.corrupt(x, scalar(alpha), grid, vocab)
+        z = process.corrupt(x, scalar(alpha).expand(len(x), 1), grid, vocab)
         return one_hot(z, vocab.size).double().mean(1)
 
     alpha_s, alpha_t = 0.7, 0.3

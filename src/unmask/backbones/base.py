@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from unmask.context import Cache, Context
@@ -93,14 +94,14 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
         return None
 
     @torch.no_grad()
-    def init_output_bias(self, logits: Tensor) -> None:
+    def init_output_bias(self, logits: Float[Tensor, " V"]) -> None:
         """Start with these logits [V] for every hidden state, such as log frequencies of tokens."""
         if self.lm_head.bias is None:
             raise ValueError("the head has no bias to start at token frequencies; set unigram_bias_init=false")
         self.lm_head.bias.copy_(logits)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of hidden states [N, width]."""
+    def compute_logits(self, hidden: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows V"]:
+        """Logits [..., V] of hidden states [..., width]."""
         if self.has_plain_head:
             return linear(hidden, self.lm_head.weight, self.lm_head.bias)
         logits: Tensor = self.lm_head(hidden)

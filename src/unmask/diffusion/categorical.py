@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from unmask.config import is_number
@@ -47,7 +48,7 @@ class SamplingParams:
         if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
 
-    def probabilities(self, log_x: LogX) -> Tensor:
+    def probabilities(self, log_x: LogX) -> Float[Tensor, "N V"]:
         """Weights [N, V] to draw from; each row has the same sum as exp(log_x), and is to be summed in float64."""
         if self == SamplingParams():  # exp in float32 has a relative error of 1e-7
             return log_x.exp()
@@ -65,14 +66,16 @@ class SamplingParams:
         return p / p.sum(-1, keepdim=True) * mass
 
 
-def _filter_top_p(p: Tensor, top_p: float) -> Tensor:
+def _filter_top_p(p: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
     ordered, where = p.sort(descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     kept = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, where, before < top_p)
     return p.where(kept, 0)
 
 
-def sample_inverse_cdf(weights: Tensor, uniform: Tensor, *, check: bool = True) -> Tensor:
+def sample_inverse_cdf(
+    weights: Float[Tensor, "N V"], uniform: Float64[Tensor, " N"], *, check: bool = True
+) -> Int64[Tensor, " N"]:
     """Indices [N]: i with probability weights[n, i] / sum of weights[n], from one uniform per row.
 
     A row whose sum is NaN, infinite or 0 raises NonFiniteError; without `check`, which must read a value back
@@ -92,7 +95,7 @@ def sample_inverse_cdf(weights: Tensor, uniform: Tensor, *, check: bool = True) 
     return torch.where(finite, _GROUP_SIZE * group + token, -1)[:, 0]
 
 
-def _group_sums(weights: Tensor) -> Tensor:
+def _group_sums(weights: Float[Tensor, "N V"]) -> Float64[Tensor, "N groups"]:
     """float64 [N, groups]; the last group may be smaller."""
     whole = weights.shape[-1] // _GROUP_SIZE * _GROUP_SIZE
     first, last = weights[:, :whole], weights[:, whole:]
@@ -101,7 +104,9 @@ def _group_sums(weights: Tensor) -> Tensor:
     return torch.cat([each.sum(-1, dtype=torch.float64) for each in sums], -1)
 
 
-def _search_cdf(cumulative: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _search_cdf(
+    cumulative: Float64[Tensor, "N n"], value: Float64[Tensor, "N 1"]
+) -> tuple[Int64[Tensor, "N 1"], Float64[Tensor, "N 1"]]:
     """The first index [N, 1] whose cumulative sum [N, n] is above the value [N, 1], and the value minus the
     sum before it. A value that was rounded up to the last sum is taken as just below it."""
     total = cumulative[:, -1:]

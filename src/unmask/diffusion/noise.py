@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class _ThreadGenerator(threading.local):
 _GENERATOR = _ThreadGenerator()
 
 
-def seeded_uniform(seeds: Sequence[int], size: int, draw: int = 0) -> Tensor:
+def seeded_uniform(seeds: Sequence[int], size: int, draw: int = 0) -> Float64[Tensor, "B size"]:
     """float64 [len(seeds), size] in [0, 1): row b depends on `seeds[b]` and `draw`."""
     return torch.from_numpy(seeded_uniform_array(seeds, size, draw))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from unmask.diffusion.process import Masking
@@ -29,13 +30,13 @@ MAX_STEPS = 1 << 20
 class NoiseLevel(NamedTuple):
     """A reverse step from time t, for each sequence (float64 [B, 1]) or each token ([B, L])."""
 
-    t: Tensor
+    t: Float64[Tensor, " B #L"]
     """The time that the network is conditioned on."""
-    alpha: Tensor
+    alpha: Float64[Tensor, " B #L"]
     """P(a token is visible) at t, with which z is drawn."""
-    unmask_prob: Tensor | None
+    unmask_prob: Float64[Tensor, " B #L"] | None
     """P(the step unmasks a masked token); None for an infinitesimal step."""
-    weight: Tensor
+    weight: Float64[Tensor, " B #L"]
     """The factor of a masked token's loss."""
 
 
@@ -47,7 +48,7 @@ def validate_steps(steps: int) -> None:
         raise ValueError(f"steps must be a whole number from 1 to {MAX_STEPS:,}; got {steps:,}")
 
 
-def alpha_grid(schedule: Schedule, steps: int) -> Tensor:
+def alpha_grid(schedule: Schedule, steps: int) -> Float64[Tensor, " points"]:
     """alpha at t = 0, 1/T, ..., 1, float64 [T + 1], with the ends set to exactly 1 and 0."""
     validate_steps(steps)
     alpha = schedule.alpha(torch.linspace(0, 1, steps + 1, dtype=torch.float64))
@@ -55,7 +56,7 @@ def alpha_grid(schedule: Schedule, steps: int) -> Tensor:
     return alpha
 
 
-def discrete_level(schedule: Schedule, steps: int, u: Tensor) -> NoiseLevel:
+def discrete_level(schedule: Schedule, steps: int, u: Float64[Tensor, " B #L"]) -> NoiseLevel:
     """One of T steps, from t = i/T to s = (i - 1)/T, with weight T r for the unmasking probability r."""
     alpha = alpha_grid(schedule, steps).to(u.device)
     i = (u * steps).long().clamp(max=steps - 1) + 1
@@ -63,7 +64,7 @@ def discrete_level(schedule: Schedule, steps: int, u: Tensor) -> NoiseLevel:
     return NoiseLevel(t=i.double() / steps, alpha=alpha[i], unmask_prob=r, weight=steps * r)
 
 
-def continuous_level(schedule: Schedule, u: Tensor) -> NoiseLevel:
+def continuous_level(schedule: Schedule, u: Float64[Tensor, " B #L"]) -> NoiseLevel:
     """A time of continuous time: u in [0, 1] falls into the reconstruction, the diffusion or the prior term.
 
     In the diffusion term the weight is that of the schedule at t; in the other two t is fixed, alpha is 1 - u
@@ -81,7 +82,7 @@ def continuous_level(schedule: Schedule, u: Tensor) -> NoiseLevel:
     )
 
 
-def fixed_count_level(schedule: Schedule, u: Tensor, loss_mask: Tensor) -> NoiseLevel:
+def fixed_count_level(schedule: Schedule, u: Float64[Tensor, "B 1"], loss_mask: Bool[Tensor, "B L"]) -> NoiseLevel:
     """The level at which exactly k of a sequence's n tokens (of `loss_mask`) are masked, k uniform in 1, ..., n.
 
     For a network without time conditioning, the integral of the weight over all times at which k of n tokens
@@ -94,7 +95,7 @@ def fixed_count_level(schedule: Schedule, u: Tensor, loss_mask: Tensor) -> Noise
     return NoiseLevel(t=schedule.inverse(1 - u), alpha=alpha, unmask_prob=None, weight=n / k.clamp(min=1))
 
 
-def rank_uniform(uniform: Tensor, loss_mask: Tensor) -> Tensor:
+def rank_uniform(uniform: Float64[Tensor, "B L"], loss_mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B L"]:
     """Each token's rank (0.5, 1.5, ...)/n among the sequence's uniform numbers: exactly k are below k/n."""
     rank = torch.where(loss_mask, uniform, torch.inf).argsort(1).argsort(1)
     return (rank + 0.5) / loss_mask.sum(1, keepdim=True).clamp(min=1)

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from unmask.diffusion.schedule import LogLinear, Schedule
-from unmask.types import Times, Tokens, Vocab
+from unmask.types import Vocab
 
 
 class Process(ABC):
@@ -40,11 +41,11 @@ class Process(ABC):
     """Tokens per block, where blocks are generated from left to right; None where a text is one block."""
 
     @abstractmethod
-    def alpha(self, t: Times) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """P(a token is not corrupted at time t)."""
 
     @abstractmethod
-    def sigma(self, t: Times) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """-log alpha(t), which networks with published weights are conditioned on."""
 
 
@@ -53,22 +54,26 @@ class NoiseProcess(Process):
 
     schedule: Schedule
 
-    def alpha(self, t: Times) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.schedule.alpha(t)
 
-    def sigma(self, t: Times) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.schedule.sigma(t)
 
     @abstractmethod
-    def pi(self, vocab: Vocab) -> Tensor:
+    def pi(self, vocab: Vocab) -> Float64[Tensor, " V"]:
         """The noise distribution [V]: q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi)."""
 
     @abstractmethod
-    def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
+    def corrupt(
+        self, x: Int[Tensor, "B L"], alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
+    ) -> Int[Tensor, "B L"]:
         """z_t ~ q(. | x) [B, L] from one uniform number per token; alpha is [B, 1] or [B, L]."""
 
 
-def posterior(z: Tensor, x: Tensor, pi: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+def posterior(
+    z: Float[Tensor, "*N V"], x: Float[Tensor, "*N V"], pi: Float[Tensor, " V"], alpha_s: Tensor, alpha_t: Tensor
+) -> Float[Tensor, "*N V"]:
     """q(z_s | z_t, x) [..., V] for z_t and x given as distributions [..., V]; `x` may be a prediction."""
     ratio = alpha_t / alpha_s
     forward = ratio * z + (1 - ratio) * (z * pi).sum(-1, keepdim=True)
@@ -92,15 +97,17 @@ class Masking(NoiseProcess):
         """The process within a block: the whole text is one block."""
         return self
 
-    def pi(self, vocab: Vocab) -> Tensor:
+    def pi(self, vocab: Vocab) -> Float64[Tensor, " V"]:
         return torch.nn.functional.one_hot(torch.tensor(vocab.mask_id), vocab.size).double()
 
-    def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
+    def corrupt(
+        self, x: Int[Tensor, "B L"], alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
+    ) -> Int[Tensor, "B L"]:
         """z_t ~ q(. | x): masked where uniform < 1 - alpha."""
         return torch.where(uniform < 1 - alpha, vocab.mask_id, x)
 
     @staticmethod
-    def unmask_prob(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    def unmask_prob(alpha_s: Float[Tensor, "*shape"], alpha_t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """P(z_s = x | z_t = mask) = (alpha_s - alpha_t) / (1 - alpha_t)."""
         return (alpha_s - alpha_t) / (1 - alpha_t).clamp(min=torch.finfo(alpha_t.dtype).tiny)
 
@@ -115,12 +122,14 @@ class UniformNoise(NoiseProcess):
     schedule: Schedule = LogLinear()
     """The probability alpha(t) that a token is not replaced."""
 
-    def pi(self, vocab: Vocab) -> Tensor:
+    def pi(self, vocab: Vocab) -> Float64[Tensor, " V"]:
         pi = torch.full((vocab.size,), 1 / (vocab.size - 1), dtype=torch.float64)
         pi[vocab.mask_id] = 0
         return pi
 
-    def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
+    def corrupt(
+        self, x: Int[Tensor, "B L"], alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
+    ) -> Int[Tensor, "B L"]:
         """z_t ~ q(. | x): where uniform < 1 - alpha, the rest of that uniform picks the clean token."""
         share = (uniform / (1 - alpha)).nan_to_num()
         token = (share * (vocab.size - 1)).long().clamp(max=vocab.size - 2)
@@ -145,10 +154,12 @@ class BlockMasking(NoiseProcess):
         """The process within a block."""
         return Masking(self.schedule)
 
-    def pi(self, vocab: Vocab) -> Tensor:
+    def pi(self, vocab: Vocab) -> Float64[Tensor, " V"]:
         return self.inner.pi(vocab)
 
-    def corrupt(self, x: Tokens, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tokens:
+    def corrupt(
+        self, x: Int[Tensor, "B L"], alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
+    ) -> Int[Tensor, "B L"]:
         return self.inner.corrupt(x, alpha, uniform, vocab)
 
 
@@ -160,13 +171,13 @@ class LeftToRight(Process):
     default_sampler = "autoregressive"
     is_left_to_right = True
 
-    def alpha(self, t: Times) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return torch.ones_like(t)
 
-    def sigma(self, t: Times) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return torch.zeros_like(t)
 
 
-def shift_right(tokens: Tokens, vocab: Vocab) -> Tokens:
+def shift_right(tokens: Int[Tensor, "B L"], vocab: Vocab) -> Int[Tensor, "B L"]:
     """The input [B, L] from which a causal network predicts `tokens`: one place later, the mask id in front."""
     return torch.cat([torch.full_like(tokens[:, :1], vocab.mask_id), tokens[:, :-1]], dim=1)

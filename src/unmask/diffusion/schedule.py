@@ -15,10 +15,11 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 
-def _clamp_off_zero(t: Tensor) -> Tensor:
+def _clamp_off_zero(t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """t, but never so small that 1/t overflows."""
     return t.clamp(min=torch.finfo(t.dtype).tiny ** 0.5)
 
@@ -32,22 +33,22 @@ class Schedule(ABC):
     """alpha falls from about 1 at t = 0 to about 0 at t = 1."""
 
     @abstractmethod
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """P(a token is visible at t)."""
 
     @abstractmethod
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The derivative of alpha, at most 0."""
 
     @abstractmethod
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """-alpha'(t) / (1 - alpha(t))."""
 
-    def sigma(self, t: Tensor) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """-log alpha(t), the total noise that networks with published weights are conditioned on."""
         return -self.alpha(t).clamp(min=torch.finfo(t.dtype).tiny).log()
 
-    def inverse(self, alpha: Tensor) -> Tensor:
+    def inverse(self, alpha: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         """The t at which `alpha` is reached, clamped to [0, 1]: bisection, exact to float64's last bits."""
         alpha = alpha.double()
         low, high = torch.zeros_like(alpha), torch.ones_like(alpha)
@@ -68,16 +69,16 @@ class LogLinear(Schedule):
     def __post_init__(self) -> None:
         _validate_eps(self.eps)
 
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return 1 - (1 - self.eps) * t
 
-    def inverse(self, alpha: Tensor) -> Tensor:
+    def inverse(self, alpha: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         return ((1 - alpha.double()) / (1 - self.eps)).clamp(0, 1)
 
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return torch.full_like(t, self.eps - 1)
 
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return 1 / _clamp_off_zero(t)
 
 
@@ -91,13 +92,13 @@ class Cosine(Schedule):
     def __post_init__(self) -> None:
         _validate_eps(self.eps)
 
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.eps + (1 - self.eps) * torch.cos(t * (math.pi / 2)).clamp(min=0)
 
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return -(1 - self.eps) * (math.pi / 2) * torch.sin(t * (math.pi / 2))
 
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return (math.pi / 2) / torch.tan(_clamp_off_zero(t) * (math.pi / 4))
 
 
@@ -111,13 +112,13 @@ class CosineSquared(Schedule):
     def __post_init__(self) -> None:
         _validate_eps(self.eps)
 
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.eps + (1 - self.eps) * torch.cos(t * (math.pi / 2)).square()
 
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return -(1 - self.eps) * (math.pi / 2) * torch.sin(t * math.pi).clamp(min=0)
 
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         # The tangent of pi/2 is finite and, in float32, negative.
         return (math.pi / torch.tan(_clamp_off_zero(t) * (math.pi / 2))).clamp(min=0)
 
@@ -133,13 +134,13 @@ class Polynomial(Schedule):
         if not self.power > 0:
             raise ValueError(f"a polynomial schedule needs power > 0; got {self.power}")
 
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return 1 - t**self.power
 
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return -self.power * _clamp_off_zero(t) ** (self.power - 1)
 
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.power / _clamp_off_zero(t)
 
 
@@ -157,13 +158,13 @@ class Hyperbolic(Schedule):
         if not 0 < self.speed <= 40:
             raise ValueError(f"a hyperbolic schedule needs a speed above 0 and up to 40; got {self.speed}")
 
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return (1 - t) / (1 + math.expm1(self.speed) * t)
 
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return -math.exp(self.speed) / (1 + math.expm1(self.speed) * t).square()
 
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         t = _clamp_off_zero(t)
         return 1 / (t * (1 + math.expm1(self.speed) * t))
 
@@ -172,19 +173,19 @@ class RateSchedule(Schedule):
     """alpha = exp(-sigma), where sigma is the integral of the masking rate."""
 
     @abstractmethod
-    def sigma(self, t: Tensor) -> Tensor: ...
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]: ...
 
     @abstractmethod
-    def rate(self, t: Tensor) -> Tensor:
+    def rate(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The derivative of sigma."""
 
-    def alpha(self, t: Tensor) -> Tensor:
+    def alpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return torch.exp(-self.sigma(t))
 
-    def dalpha(self, t: Tensor) -> Tensor:
+    def dalpha(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return -self.rate(t) * self.alpha(t)
 
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         t = _clamp_off_zero(t)
         return self.rate(t) / torch.expm1(self.sigma(t)).clamp(min=torch.finfo(t.dtype).tiny)
 
@@ -202,10 +203,10 @@ class Geometric(RateSchedule):
         if not 0 < self.sigma_min < self.sigma_max < math.inf:
             raise ValueError(f"{self} needs 0 < sigma_min < sigma_max")
 
-    def sigma(self, t: Tensor) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.sigma_min ** (1 - t) * self.sigma_max**t
 
-    def rate(self, t: Tensor) -> Tensor:
+    def rate(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
 
 
@@ -222,10 +223,10 @@ class LinearSigma(RateSchedule):
         if not 0 <= self.sigma_min < self.sigma_max < math.inf:
             raise ValueError(f"{self} needs 0 <= sigma_min < sigma_max")
 
-    def sigma(self, t: Tensor) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.sigma_min + self.rate(t) * t
 
-    def rate(self, t: Tensor) -> Tensor:
+    def rate(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return torch.full_like(t, self.sigma_max - self.sigma_min)
 
 
@@ -248,18 +249,18 @@ class IntegratedRate(RateSchedule):
         if len(bad):
             raise ValueError(f"the rate beta(t) must be finite and at least 0 on (0, 1); got {float(bad[0])}")
 
-    def rate(self, t: Tensor) -> Tensor:
+    def rate(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         # At the ends themselves a rate may be infinite; float32 needs a larger step away from 1.
         margin = max(1e-7, torch.finfo(t.dtype).eps)
         return self.beta(t.clamp(min=margin, max=1 - margin))
 
-    def sigma(self, t: Tensor) -> Tensor:
+    def sigma(self, t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         edges, total = (table.to(t.device) for table in self._table)
         fine = t.double()
         cell = (torch.searchsorted(edges, fine.detach(), right=True) - 1).clamp(0, self.num_cells - 1)
         return (total[cell] + self._integral(edges[cell], fine)).to(t.dtype)
 
-    def _integral(self, low: Tensor, high: Tensor) -> Tensor:
+    def _integral(self, low: Float64[Tensor, "*shape"], high: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         half = (high - low) / 2
         nodes, weights = (torch.as_tensor(a, device=low.device) for a in np.polynomial.legendre.leggauss(16))
         at = low[..., None] + half[..., None] * (1 + nodes)
@@ -267,7 +268,7 @@ class IntegratedRate(RateSchedule):
         return (self.beta(at) * weights).sum(-1) * half
 
     @cached_property
-    def _table(self) -> tuple[Tensor, Tensor]:
+    def _table(self) -> tuple[Float64[Tensor, " edges"], Float64[Tensor, " edges"]]:
         """The cells' edges and the integral up to each."""
         edges = (1 - torch.cos(torch.linspace(0, math.pi, self.num_cells + 1, dtype=torch.float64))) / 2
         steps = self._integral(edges[:-1], edges[1:])

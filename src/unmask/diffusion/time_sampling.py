@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from unmask.types import Batch
@@ -14,7 +15,7 @@ from unmask.types import Batch
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
-def stratified_uniform(batch: Batch, offset: float, num_blocks: int = 1) -> Tensor:
+def stratified_uniform(batch: Batch, offset: float, num_blocks: int = 1) -> Float64[Tensor, "B num_blocks"]:
     """u_i = (s_i/N + offset) mod 1 for the batch's rows i of the N rows of the global batch: float64 [B, 1].
 
     The strata s are 0, ..., N - 1 in an order in which any consecutive rows cover all times, because ranks and
@@ -33,7 +34,7 @@ def stratified_uniform(batch: Batch, offset: float, num_blocks: int = 1) -> Tens
     return (stratum[:, None] / batch.resolved_global_batch_size + shift + offset) % 1
 
 
-def _van_der_corput_order(n: int) -> Tensor:
+def _van_der_corput_order(n: int) -> Int64[Tensor, " n"]:
     """0, ..., n - 1 in the order of the van der Corput sequence: by their binary digits read backwards."""
     digits, reversed_digits = torch.arange(n), torch.zeros(n, dtype=torch.long)
     for _ in range(n.bit_length()):
@@ -46,7 +47,7 @@ def _van_der_corput_order(n: int) -> Tensor:
 class UniformTimes:
     """Times are uniform over [0, 1]."""
 
-    def importance_sample(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def importance_sample(self, u: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """A time for each uniform number u, and its importance weight 1/density."""
         return u, torch.ones_like(u)
 
@@ -67,7 +68,7 @@ class ClippedTimes:
         if not 0 <= self.low < self.high <= 1:
             raise ValueError(f"clipped times need 0 <= low < high <= 1; got {self.low}, {self.high}")
 
-    def importance_sample(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def importance_sample(self, u: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """low + (high - low) u, and 1."""
         return self.low + (self.high - self.low) * u, torch.ones_like(u)
 
@@ -83,7 +84,7 @@ class PowerTimes:
         if not 0 < self.power < math.inf:
             raise ValueError(f"times need a power > 0; got {self.power}")
 
-    def importance_sample(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def importance_sample(self, u: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """A time for each uniform number u, and its importance weight 1/density."""
         return u**self.power, self.power * u.clamp(min=1e-12) ** (self.power - 1)
 
@@ -99,7 +100,7 @@ class HistogramTimes:
         if not self.weights or not all(0 < weight < math.inf for weight in self.weights):
             raise ValueError(f"every bin of a histogram of times needs a weight > 0; got {self.weights}")
 
-    def importance_sample(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def importance_sample(self, u: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """A time for each uniform number u, and its importance weight 1/density."""
         prob = torch.tensor(self.weights, dtype=u.dtype) / sum(self.weights)
         edges = torch.cat([torch.zeros(1, dtype=u.dtype), prob.cumsum(0)])

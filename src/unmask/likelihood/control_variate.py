@@ -12,6 +12,7 @@ same mean for every beta, and less variance for a good one.
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
@@ -27,7 +28,7 @@ _MAX_NATS = 30.0
 
 
 @torch.no_grad()
-def unconditional_nll(denoiser: DenoiserLike, length: int, device: torch.device) -> Tensor:
+def unconditional_nll(denoiser: DenoiserLike, length: int, device: torch.device) -> Float64[Tensor, " V"]:
     """u [V]: -log p of each token in the middle of a sequence of masks."""
     z = torch.full((1, length), denoiser.vocab.mask_id, device=device)
     middle = torch.zeros_like(z, dtype=torch.bool)
@@ -36,7 +37,9 @@ def unconditional_nll(denoiser: DenoiserLike, length: int, device: torch.device)
     return (-log_x.double()).clamp(max=_MAX_NATS)
 
 
-def control_variate(u: Tensor, masked: Tensor, loss_mask: Tensor) -> Tensor:
+def control_variate(
+    u: Float64[Tensor, "B L"], masked: Bool[Tensor, "B L"], loss_mask: Bool[Tensor, "B L"]
+) -> Float64[Tensor, "B L"]:
     """The terms [B, L] of the control variate for each token, given u [B, L] of the tokens."""
     n, k = (flags.sum(1, keepdim=True).double() for flags in (loss_mask, masked))
     return n / k.clamp(min=1) * u * masked - u * loss_mask

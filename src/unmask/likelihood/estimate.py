@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from jaxtyping import Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -22,10 +23,12 @@ from unmask.types import Batch, NonFiniteError, Positions, Queries, RowFn, Times
 class Draw:
     """The nats [B, L] of one draw for each sequence, and the bin of the time of each token."""
 
-    nats: Tensor
-    bins: Tensor
+    nats: Float64[Tensor, "B L"]
+    bins: Int[Tensor, "B L"]
 
-    def by_bin(self, groups: Tensor | None = None, num_groups: int = 1) -> Tensor:
+    def by_bin(
+        self, groups: Int[Tensor, " B"] | None = None, num_groups: int = 1
+    ) -> Float64[Tensor, "num_groups bins"]:
         """Sums [num_groups, TIME_BINS] over the tokens of each bin, and of each group of sequences [B]."""
         index = self.bins if groups is None else self.bins + TIME_BINS * groups[:, None]
         sums = torch.zeros(num_groups * TIME_BINS, dtype=torch.float64, device=self.nats.device)
@@ -43,7 +46,7 @@ class NatsEstimator:
         self.device = _device_of(denoiser)
         self._baselines: dict[int, Tensor] = {}
 
-    def draw(self, batch: Batch, generator: torch.Generator, u: Tensor | None = None) -> Draw:
+    def draw(self, batch: Batch, generator: torch.Generator, u: Float64[Tensor, "B L"] | None = None) -> Draw:
         """One draw for each sequence, less the control variate if the baselines u [B, L] of its tokens are given."""
         recorder = _TimeRecorder(self.denoiser)
         nats = self.objective.token_nll(recorder, batch, generator).detach().double()
@@ -55,7 +58,7 @@ class NatsEstimator:
         # A step that ends at t stands for the times before it, so a bin has its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
 
-    def token_baseline(self, length: int) -> Tensor | None:
+    def token_baseline(self, length: int) -> Float64[Tensor, " V"] | None:
         """u [V] of the control variate for sequences of this length; None where it would not be unbiased."""
         exact_counts = isinstance(self.objective, MaskedObjective) and self.objective.exact_mask_counts
         if not exact_counts or self.objective.process.block_size is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from jaxtyping import Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -215,7 +216,7 @@ class _RequestScorer:
             sums = torch.cat([sums, tokens], 1)
         return to_host(sums)
 
-    def _batch(self, chunks: Sequence[_Chunk], chunk_of_row: Tensor) -> Batch:
+    def _batch(self, chunks: Sequence[_Chunk], chunk_of_row: Int[Tensor, " B"]) -> Batch:
         """All draws of the chunks, padded to the longest."""
         device, mask_id = self.estimator.device, self.estimator.denoiser.vocab.mask_id
         windows = [chunk.window for chunk in chunks]
@@ -231,7 +232,9 @@ class _RequestScorer:
             noise_groups=tuple(chunk.noise_group(self.seed) for chunk in chunks),
         )
 
-    def _baselines(self, chunks: Sequence[_Chunk], chunk_of_row: Tensor, batch: Batch) -> Tensor | None:
+    def _baselines(
+        self, chunks: Sequence[_Chunk], chunk_of_row: Int[Tensor, " B"], batch: Batch
+    ) -> Float64[Tensor, "B L"] | None:
         """u [B, L] of the control variate: each token's, in a sequence as long as its own."""
         lengths = sorted({chunk.window.length for chunk in chunks})
         tables = [u for length in lengths if (u := self.estimator.token_baseline(length)) is not None]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from unmask.backbones import BackboneConfig
@@ -130,7 +131,7 @@ class Denoiser(nn.Module):
             self._check_finite(self._damaged(rows, row_fn))
         return rows
 
-    def _apply_head(self, hidden: Tensor, row_fn: LogProbRowFn) -> Tensor:
+    def _apply_head(self, hidden: Float[Tensor, "N width"], row_fn: LogProbRowFn) -> Shaped[Tensor, " N *values"]:
         head = self.backbone.lm_head
         if self.backbone.has_plain_head:
             return chunked_head(hidden, head.weight, head.bias, row_fn)
@@ -144,7 +145,7 @@ class Denoiser(nn.Module):
         """The repeated blocks of the network."""
         return self.backbone.blocks()
 
-    def _damaged(self, values: Tensor, row_fn: RowFn | None) -> Tensor:
+    def _damaged(self, values: Shaped[Tensor, " N *values"], row_fn: RowFn | None) -> Bool[Tensor, " N *shape"]:
         """Whether values are NaN, or tokens that could not be drawn (-1).
 
         One column is enough where log_x is a softmax, which is NaN as a whole.
@@ -160,7 +161,14 @@ class Denoiser(nn.Module):
         same_text = (z == z[:1]).all()
         return (same_text, (t == t[:1]).all()) if self.backbone.capabilities.time_conditioned else (same_text,)
 
-    def _encode(self, z: Tokens, time_input: Tensor, queries: Queries, context: Context, read_once: bool) -> Tensor:
+    def _encode(
+        self,
+        z: Int[Tensor, "B L"],
+        time_input: Float[Tensor, " B #L"],
+        queries: Queries,
+        context: Context,
+        read_once: bool,
+    ) -> Float[Tensor, "N width"]:
         """Hidden states [N, width]. Sequences that are all the same, as before the first step, are read once."""
         backbone = self.backbone
         if not read_once:
@@ -206,10 +214,10 @@ class Denoiser(nn.Module):
             for weight in weights:
                 prepack(weight)
 
-    def _time_input(self, t: Times) -> Tensor:
+    def _time_input(self, t: Float[Tensor, " B #L"]) -> Float[Tensor, " B #L"]:
         return self.process.sigma(t) if self.config.condition_on_sigma else t
 
-    def _alpha(self, z: Tokens, t: Times, positions: Positions) -> Tensor:
+    def _alpha(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B #L"], positions: Positions) -> Float[Tensor, "N 1"]:
         """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
         positions = (positions[0], positions[1]) if isinstance(positions, Queries) else positions
         alpha = self.process.alpha(t).expand(z.shape)[positions]

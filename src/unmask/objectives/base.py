@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
@@ -70,11 +71,11 @@ class Objective(ABC):
         return None
 
     @abstractmethod
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         """log_x [N, V] of logits [N, V]; alpha [N, 1] is P(a token is visible), and 0 at visible positions."""
 
     @abstractmethod
-    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         """Nats [B, L], zero outside the loss mask. The expectation of their sum is an upper bound of -log p(x).
 
         The generator must be in the same state on every rank and for every micro-batch of a step: the noise of
@@ -106,16 +107,20 @@ class MaskedObjective(Objective):
     def process(self) -> Masking | BlockMasking:
         return Masking(self.schedule)
 
-    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         return self.nll_and_time(denoiser, batch, generator)[0]
 
-    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def nll_and_time(
+        self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B L"], Float64[Tensor, " B #L"]]:
         """`token_nll`, and the times that were drawn, [B, 1] or [B, L]."""
         level, uniform = self.sample_level(denoiser, batch, generator)
         z = corrupt_batch(self.process, batch, level.alpha, uniform, denoiser.vocab)
         return self.weighted_nll(denoiser, batch, z, level), level.t
 
-    def weighted_nll(self, denoiser: DenoiserLike, batch: Batch, z: Tensor, level: NoiseLevel) -> Tensor:
+    def weighted_nll(
+        self, denoiser: DenoiserLike, batch: Batch, z: Int[Tensor, "B L"], level: NoiseLevel
+    ) -> Float[Tensor, "B L"]:
         """weight (-log x_theta(x | z) + penalty) [B, L] at the masked positions of z, zero elsewhere."""
         masked = Queries.from_mask((z == denoiser.vocab.mask_id) & batch.loss_mask)
         row_fn = self.row_fn(masked.gather(batch.tokens), level, masked)
@@ -128,7 +133,9 @@ class MaskedObjective(Objective):
         """A noise level for each sequence, and uniform numbers [B, L]: a token is masked where they are < 1 - alpha."""
         return self.level_of(denoiser, sample_noise(denoiser, batch, self.times, generator), batch.loss_mask)
 
-    def level_of(self, denoiser: DenoiserLike, noise: Noise, loss_mask: Tensor) -> tuple[NoiseLevel, Tensor]:
+    def level_of(
+        self, denoiser: DenoiserLike, noise: Noise, loss_mask: Bool[Tensor, "B L"]
+    ) -> tuple[NoiseLevel, Float[Tensor, "B L"]]:
         """The level and the uniform numbers that `noise` stands for."""
         if not self.exact_mask_counts:
             level, uniform = self.noise_level(noise.u), noise.uniform
@@ -139,7 +146,7 @@ class MaskedObjective(Objective):
             raise ValueError("exact_mask_counts needs a network that is not told the time")
         return level._replace(weight=level.weight * noise.importance), uniform
 
-    def noise_level(self, u: Tensor) -> NoiseLevel:
+    def noise_level(self, u: Float64[Tensor, " B #L"]) -> NoiseLevel:
         """The noise level that u in [0, 1) stands for."""
         return continuous_level(self.schedule, u)
 
@@ -158,8 +165,14 @@ class MaskedObjective(Objective):
         return with_penalty
 
     def query(
-        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Queries, row_fn: RowFn
-    ) -> Tensor:
+        self,
+        denoiser: DenoiserLike,
+        batch: Batch,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B #L"],
+        positions: Queries,
+        row_fn: RowFn,
+    ) -> Float[Tensor, " N"]:
         """`row_fn` [N] of the network's prediction at the positions of z."""
         return denoiser(z, t, positions, batch.context, row_fn=row_fn)
 
@@ -185,14 +198,16 @@ class SteppedObjective(MaskedObjective):
         """Infinitely many are MAX_STEPS, which draw like fewer: the bound is then about a millionth of a nat higher."""
         return replace(self, steps=steps or MAX_STEPS, exact_mask_counts=False)
 
-    def noise_level(self, u: Tensor) -> NoiseLevel:
+    def noise_level(self, u: Float64[Tensor, " B #L"]) -> NoiseLevel:
         return super().noise_level(u) if self.steps is None else discrete_level(self.schedule, self.steps, u)
 
-    def nll_and_time(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def nll_and_time(
+        self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B L"], Float64[Tensor, " B #L"]]:
         nll, t = super().nll_and_time(denoiser, batch, generator)
         return (nll if self.carry_over else nll + self._visible_nll(denoiser, batch, generator)), t
 
-    def _visible_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _visible_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         """-log x_theta(x | z_0) [B, L] at the visible tokens of z_0."""
         u, _, uniform = sample_noise(denoiser, batch, self.times, generator)
         t = torch.zeros_like(u)
@@ -205,11 +220,11 @@ class SteppedObjective(MaskedObjective):
 class Noise(NamedTuple):
     """The random numbers of a batch, float64."""
 
-    u: Tensor
+    u: Float64[Tensor, "B num_blocks"]
     """In [0, 1), one per sequence or block, [B, num_blocks]: the noise level."""
-    importance: Tensor
+    importance: Float64[Tensor, "B num_blocks"]
     """The importance weight of u, 1/density."""
-    uniform: Tensor
+    uniform: Float64[Tensor, "B L"]
     """In [0, 1), one per token, [B, L]: which tokens are corrupted."""
 
 
@@ -235,12 +250,14 @@ def validate_batch(denoiser: DenoiserLike, batch: Batch) -> None:
     batch.checked(denoiser.vocab)
 
 
-def corrupt_batch(process: NoiseProcess, batch: Batch, alpha: Tensor, uniform: Tensor, vocab: Vocab) -> Tensor:
+def corrupt_batch(
+    process: NoiseProcess, batch: Batch, alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
+) -> Int[Tensor, "B L"]:
     """z_t ~ q(. | x) [B, L] on the tokens of the loss mask; prompts and padding stay."""
     return torch.where(batch.loss_mask, process.corrupt(batch.tokens, alpha, uniform, vocab), batch.tokens)
 
 
-def _normalization_penalty(mass: Tensor, unmask_prob: Tensor | None) -> Tensor:
+def _normalization_penalty(mass: Float[Tensor, " N"], unmask_prob: Float[Tensor, " N"] | None) -> Float[Tensor, " N"]:
     """((1 - r)/r) log((1 - r)/(1 - r S)): S - 1 for an infinitesimal step, 0 for a certain one (r = 1)."""
     if unmask_prob is None:
         return mass - 1

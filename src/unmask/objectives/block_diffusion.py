@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,7 +54,7 @@ class BlockDiffusion(MaskedObjective):
     def is_softmax(self) -> bool:
         return True
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
     def sample_level(
@@ -78,8 +79,14 @@ class BlockDiffusion(MaskedObjective):
         return NoiseLevel(t, alpha, None, weight), by_token(uniform)
 
     def query(
-        self, denoiser: DenoiserLike, batch: Batch, z: Tensor, t: Tensor, positions: Queries, row_fn: RowFn
-    ) -> Tensor:
+        self,
+        denoiser: DenoiserLike,
+        batch: Batch,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B #L"],
+        positions: Queries,
+        row_fn: RowFn,
+    ) -> Float[Tensor, " N"]:
         """Query the noisy text beside the clean one, whose time is 0."""
         stages = AttentionStages.two_stream(z.shape[1], self.block_size, z.device)
         clean = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoiser.vocab.mask_id)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from unmask.objectives.base import SteppedObjective
@@ -40,7 +41,7 @@ class D3PM(SteppedObjective):
     def depends_on_alpha(self) -> bool:
         return True
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         """log_x of p(z_s | z_t) = q(z_s | z_t, x_theta), where x_theta has probability x_m on the mask.
 
         The posterior's normaliser, 1 - alpha + alpha x_m, divides the probability of unmasking each token v:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from unmask.objectives.base import SteppedObjective
@@ -35,15 +36,15 @@ class MDLM(SteppedObjective):
     def is_softmax(self) -> bool:
         return True
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
 
-def subs(logits: Tensor, vocab: Vocab) -> LogX:
+def subs(logits: Float[Tensor, "N V"], vocab: Vocab) -> LogX:
     """log_softmax over the clean tokens: the mask's logit is -inf."""
     return without_mask(to_float32(logits), vocab).log_softmax(-1)
 
 
-def without_mask(logits: Tensor, vocab: Vocab) -> Tensor:
+def without_mask(logits: Float[Tensor, "N V"], vocab: Vocab) -> Float[Tensor, "N V"]:
     """Logits or log-probabilities [N, V] with -inf in the column of the mask."""
     return logits.index_fill(-1, torch.tensor([vocab.mask_id], device=logits.device), -torch.inf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
@@ -32,10 +33,10 @@ class NextToken(Objective):
     def is_softmax(self) -> bool:
         return True
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
-    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         validate_batch(denoiser, batch)
         vocab, positions = denoiser.vocab, batch.loss_positions()
         x = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, vocab.mask_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from unmask.objectives.base import MaskedObjective
@@ -25,6 +26,6 @@ class SEDD(MaskedObjective):
     def normalized(self) -> bool:
         return False
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         """Logits minus log(V - 1): a network that outputs zeros starts at the uniform distribution."""
         return without_mask(to_float32(logits) - math.log(vocab.size - 1), vocab)

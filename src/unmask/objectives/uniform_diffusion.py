@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
@@ -51,10 +52,10 @@ class UniformDiffusion(Objective):
     def in_steps(self, steps: int | None) -> UniformDiffusion | None:
         return None if steps is None else replace(self, steps=steps)
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         return subs(logits, vocab)
 
-    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Tensor:
+    def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         u, importance, uniform = sample_noise(denoiser, batch, self.times, generator)
         i = (u * self.steps).long().clamp(max=self.steps - 1) + 1
         alpha = alpha_grid(self.schedule, self.steps).to(u)
@@ -71,7 +72,15 @@ class UniformDiffusion(Objective):
         nats = denoiser(z, i / self.steps, positions, batch.context, row_fn=weighted_kl)
         return scatter_rows(nats, positions)
 
-    def _kl(self, z: Tensor, x: Tensor, log_x: LogX, alpha_s: Tensor, alpha_t: Tensor, vocab: Vocab) -> Tensor:
+    def _kl(
+        self,
+        z: Int[Tensor, " N"],
+        x: Int[Tensor, " N"],
+        log_x: LogX,
+        alpha_s: Float[Tensor, " N"],
+        alpha_t: Float[Tensor, " N"],
+        vocab: Vocab,
+    ) -> Float64[Tensor, " N"]:
         """KL(q(z_s | z_t, x) || q(z_s | z_t, x_theta)) [N], in float64 for the sake of small probabilities."""
         log_x = log_x.double()
         pi = self.process.pi(vocab).to(log_x)

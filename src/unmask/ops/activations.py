@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,12 +14,12 @@ from unmask.ops.recompute import recomputed
 from unmask.ops.switch import fast_paths_enabled
 
 
-def gelu_reference(x: Tensor) -> Tensor:
+def gelu_reference(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """x/2 (1 + tanh(c (x + 0.044715 x^3))) with c = sqrt(2/pi)."""
     return F.gelu(x, approximate="tanh")
 
 
-def squared_relu_reference(x: Tensor) -> Tensor:
+def squared_relu_reference(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """max(x, 0)^2."""
     return x.relu().square()
 
@@ -30,7 +31,7 @@ class GELU(nn.Module):
     the rounding error of a bfloat16 number near 1.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not fast_paths_enabled():
             return gelu_reference(x)
         return _apply(_GELU, x)
@@ -39,7 +40,7 @@ class GELU(nn.Module):
 class SquaredReLU(nn.Module):
     """`squared_relu_reference`, which here saves one tensor for the backward pass instead of two."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if torch.compiler.is_compiling() or not fast_paths_enabled():
             return squared_relu_reference(x)
         return _apply(_SquaredReLU, x)
@@ -48,7 +49,7 @@ class SquaredReLU(nn.Module):
 class SwiGLU(nn.Module):
     """silu(a) b of the two halves of (a, b)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*shape twice_width"]) -> Float[Tensor, "*shape width"]:
         gate, value = x.chunk(2, dim=-1)
         return recomputed(F.silu, gate) * value
 
@@ -65,7 +66,7 @@ class _SaveInputOnly(torch.autograd.Function):
 
 class _GELU(_SaveInputOnly):
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if x.dtype == torch.bfloat16:
             return F.gelu(x)
         c2 = 2 * math.sqrt(2 / math.pi)
@@ -82,7 +83,7 @@ class _GELU(_SaveInputOnly):
 
 class _SquaredReLU(_SaveInputOnly):
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         positive = x.relu()
         return positive.mul_(positive)
 

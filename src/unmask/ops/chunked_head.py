@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,7 +43,7 @@ class _LogProbs(Protocol):
         """Whether `log_probs` is a log-softmax over all tokens but the mask."""
         ...
 
-    def log_probs(self, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+    def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:
         """log_x [N, V] of logits [N, V]; alpha [N, 1] is the probability that a token is not masked."""
         ...
 
@@ -50,11 +51,11 @@ class _LogProbs(Protocol):
 class _LogitsFn(Protocol):
     """One value per row of logits, for a chunk of the rows. It may overwrite the logits."""
 
-    def __call__(self, logits: Tensor, indices: slice) -> Tensor:
+    def __call__(self, logits: Float[Tensor, "N V"], indices: slice) -> Shaped[Tensor, " N *values"]:
         """Values [n] for logits [n, V], which are the rows `indices` of all rows."""
         ...
 
-    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> ValueAndGrad:
         """The same values, with their gradients."""
         ...
 
@@ -62,17 +63,27 @@ class _LogitsFn(Protocol):
 class ValueAndGrad(NamedTuple):
     """Values [n] of n rows, with d values[i] / d logits[i] = scale[i] * grad_logits[i] [V]."""
 
-    values: Tensor
-    grad_logits: Tensor
-    scale: Tensor
+    values: Float[Tensor, " N"]
+    grad_logits: Float[Tensor, "N V"]
+    scale: Float[Tensor, " N"]
 
 
-def chunked_head_reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn) -> Tensor:
+def chunked_head_reference(
+    hidden: Float[Tensor, "N width"],
+    weight: Float[Tensor, "V width"],
+    bias: Float[Tensor, " V"] | None,
+    logits_fn: _LogitsFn,
+) -> Shaped[Tensor, " N *values"]:
     """logits_fn(hidden weight^T + bias) [N], from all logits at once."""
     return logits_fn(F.linear(hidden, weight, bias), slice(0, len(hidden)))
 
 
-def chunked_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn) -> Tensor:
+def chunked_head(
+    hidden: Float[Tensor, "N width"],
+    weight: Float[Tensor, "V width"],
+    bias: Float[Tensor, " V"] | None,
+    logits_fn: _LogitsFn,
+) -> Shaped[Tensor, " N *values"]:
     """`chunked_head_reference` in chunks of rows.
 
     Under autocast products are in its type, and their sums in that of the weights.
@@ -92,15 +103,15 @@ def chunked_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn:
 class WeightedNLL:
     """The row function -weight * log_x[x], for tokens x [N] and weights [N] of all rows."""
 
-    x: Tensor
-    weight: Tensor
+    x: Int[Tensor, " N"]
+    weight: Float[Tensor, " N"]
 
-    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Float[Tensor, " N"]:
         nll = -log_x.gather(-1, self.x[indices, None])[:, 0]
         return self.weight[indices].to(nll) * nll
 
     @classmethod
-    def unweighted(cls, x: Tensor) -> WeightedNLL:
+    def unweighted(cls, x: Int[Tensor, " N"]) -> WeightedNLL:
         """Every token has weight 1."""
         return cls(x, torch.ones_like(x, dtype=torch.float32))
 
@@ -110,14 +121,14 @@ class LogProbRowFn:
     """`row_fn` of log_x = objective.log_probs(logits, alpha), as a function of the logits."""
 
     objective: _LogProbs
-    alpha: Tensor
+    alpha: Float[Tensor, "N 1"]
     vocab: Vocab
     row_fn: RowFn
 
-    def __call__(self, logits: Tensor, indices: slice) -> Tensor:
+    def __call__(self, logits: Float[Tensor, "N V"], indices: slice) -> Shaped[Tensor, " N *values"]:
         return self.row_fn(log_probs_inplace(self.objective, logits, self.alpha[indices], self.vocab), indices)
 
-    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> ValueAndGrad:
         """In closed form for a weighted NLL of a log-softmax; by autograd otherwise."""
         if self.objective.is_softmax and isinstance(self.row_fn, WeightedNLL):
             nll = _nll_and_grad_(logits, self.row_fn.x[indices], self.vocab)
@@ -130,7 +141,9 @@ class LogProbRowFn:
         return ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values))
 
 
-def log_probs_inplace(objective: _LogProbs, logits: Tensor, alpha: Tensor, vocab: Vocab) -> LogX:
+def log_probs_inplace(
+    objective: _LogProbs, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab
+) -> LogX:
     """objective.log_probs(logits, alpha, vocab), written over the logits where that is possible."""
     if not objective.is_softmax or logits.requires_grad or not fast_paths_enabled():
         return objective.log_probs(logits, alpha, vocab)
@@ -138,12 +151,12 @@ def log_probs_inplace(objective: _LogProbs, logits: Tensor, alpha: Tensor, vocab
     return torch.log_softmax(logits32, -1, out=logits32)
 
 
-def to_float32(logits: Tensor) -> Tensor:
+def to_float32(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Logits in float32 at least: 16 bits cannot represent the probabilities of rare tokens."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _nll_and_grad_(logits: Tensor, x: Tensor, vocab: Vocab) -> Tensor:
+def _nll_and_grad_(logits: Float[Tensor, "N V"], x: Int[Tensor, " N"], vocab: Vocab) -> Float[Tensor, " N"]:
     """-log softmax(logits)[x] [n]; the logits are overwritten by its gradient, softmax(logits) - onehot(x).
 
     log sum exp(y) = max y - log max softmax(y): one softmax and two maxima cost less than a log-softmax and
@@ -162,14 +175,16 @@ def _nll_and_grad_(logits: Tensor, x: Tensor, vocab: Vocab) -> Tensor:
     return torch.cat(losses)
 
 
-def _float32_without_mask(logits: Tensor, vocab: Vocab) -> Tensor:
+def _float32_without_mask(logits: Float[Tensor, "N V"], vocab: Vocab) -> Float[Tensor, "N V"]:
     """Logits of the clean tokens; float32 logits are overwritten."""
     logits32 = to_float32(logits)
     logits32[:, vocab.mask_id] = -torch.inf
     return logits32
 
 
-def _cast_all(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _cast_all(
+    hidden: Float[Tensor, "N width"], weight: Float[Tensor, "V width"], bias: Float[Tensor, " V"] | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     return (
         cast_like_autocast(hidden),
         cast_like_autocast(weight),
@@ -177,7 +192,7 @@ def _cast_all(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
     )
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+def _chunks(hidden: Float[Tensor, "N width"], weight: Float[Tensor, "V width"]) -> Iterator[slice]:
     """Chunks of equal size, so that the last is not small; one chunk even if there are no rows."""
     rows = len(hidden)
     size = max(1, -(-rows // max(1, -(-rows * len(weight) // _MAX_CHUNK_LOGITS))))
@@ -186,7 +201,13 @@ def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Float[Tensor, "N width"],
+        weight: Float[Tensor, "V width"],
+        bias: Float[Tensor, " V"] | None,
+        logits_fn: _LogitsFn,
+    ) -> Shaped[Tensor, " N *values"]:
         values, ctx.gradients = _values_and_grads(hidden, weight, bias, logits_fn, None)
         ctx.save_for_backward(hidden, weight, bias)
         ctx.logits_fn = logits_fn
@@ -217,7 +238,11 @@ def _are_equal(grad_output: Tensor) -> bool:
 
 @torch.no_grad()
 def _values_and_grads(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_fn: _LogitsFn, grad_output: Tensor | None
+    hidden: Float[Tensor, "N width"],
+    weight: Float[Tensor, "V width"],
+    bias: Float[Tensor, " V"] | None,
+    logits_fn: _LogitsFn,
+    grad_output: Float[Tensor, " N"] | None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Values [N], and the gradients of sum_i grad_output[i] values[i] (weights of 1 if None)."""
     values = []
@@ -239,7 +264,9 @@ def _values_and_grads(
     return torch.cat(values), (grad_hidden, grad_weight, grad_bias)
 
 
-def _accumulate_product(total: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
+def _accumulate_product(
+    total: Float[Tensor, "V width"], a: Float[Tensor, "V N"], b: Float[Tensor, "N width"], overwrite: bool
+) -> None:
     """total += a b, or total = a b if it is to be overwritten."""
     if total.dtype != a.dtype:  # products in 16 bits are summed in 32 bits
         size = max(1, _MAX_CACHED_WEIGHTS // total.shape[1])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -28,14 +29,26 @@ _MAX_SCORES = 1 << 22
 
 
 def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *, causal: bool = False
-) -> Tensor:
+    q: Float[Tensor, "B heads n width"],
+    k: Float[Tensor, "B key_heads K width"],
+    v: Float[Tensor, "B key_heads K width"],
+    attn_mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+) -> Float[Tensor, "B heads n width"]:
     """softmax(q k^T / sqrt(width)) v [B, heads, n, width]; a key head may serve several query heads."""
     gqa = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=causal, enable_gqa=gqa)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+def attention(
+    q: Float[Tensor, "B heads n width"],
+    k: Float[Tensor, "B key_heads K width"],
+    v: Float[Tensor, "B key_heads K width"],
+    attn_mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+) -> Float[Tensor, "B heads n width"]:
     """`attention_reference`, by whole heads where that is faster."""
     if attn_mask is None and not causal and _is_faster(q, k):
         return _attention_by_heads(q, k, v)
@@ -54,7 +67,9 @@ def _is_faster(q: Tensor, k: Tensor) -> bool:
     )
 
 
-def _attention_by_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attention_by_heads(
+    q: Float[Tensor, "B heads n width"], k: Float[Tensor, "B heads K width"], v: Float[Tensor, "B heads K width"]
+) -> Float[Tensor, "B heads n width"]:
     keep_probs = torch.is_grad_enabled() and k.shape[2] <= _KEEP_PROBS_RATIO * k.shape[3]
     out: Tensor = _Attention.apply(q, k, v, keep_probs)[0]  # type: ignore[no-untyped-call]
     return out
@@ -114,7 +129,9 @@ def _fold_heads(*tensors: Tensor) -> Iterator[Tensor]:
     return (x.transpose(0, 1).flatten(0, 1).contiguous() for x in tensors)
 
 
-def _unfold_heads(x: Tensor, like: Tensor) -> Tensor:
+def _unfold_heads(
+    x: Float[Tensor, "heads_B n width"], like: Float[Tensor, "B heads n width"]
+) -> Float[Tensor, "B heads n width"]:
     return x.view(like.shape[1], like.shape[0], *x.shape[1:]).transpose(0, 1)
 
 
@@ -122,23 +139,29 @@ def _heads_per_chunk(q: Tensor, k: Tensor) -> int:
     return max(1, min(len(q), _CHUNK_SCORES // max(1, q.shape[1] * k.shape[1])))
 
 
-def _chunks(q: Tensor, k: Tensor) -> Iterator[slice]:
+def _chunks(q: Float[Tensor, "heads n width"], k: Float[Tensor, "heads K width"]) -> Iterator[slice]:
     size = _heads_per_chunk(q, k)
     return (slice(first, min(first + size, len(q))) for first in range(0, len(q), size))
 
 
-def _probs_buffer(q: Tensor, k: Tensor, *, whole: bool) -> Tensor:
+def _probs_buffer(
+    q: Float[Tensor, "heads n width"], k: Float[Tensor, "heads K width"], *, whole: bool
+) -> Float[Tensor, "_ n K"]:
     """Memory for the probabilities of all heads, or of one chunk of them."""
     return q.new_empty(len(q) if whole else _heads_per_chunk(q, k), q.shape[1], k.shape[1])
 
 
-def _probabilities(q: Tensor, k: Tensor, buffer: Tensor) -> Tensor:
+def _probabilities(
+    q: Float[Tensor, "heads n width"], k: Float[Tensor, "heads K width"], buffer: Float[Tensor, "_ n K"]
+) -> Float[Tensor, "heads n K"]:
     """softmax(q k^T / sqrt(width)) of a chunk of heads, at the beginning of the buffer."""
     out = buffer[: len(q)]
     _scaled_bmm(q, k.transpose(1, 2), q.shape[-1] ** -0.5, out)
     return torch.softmax(out, -1, out=out)
 
 
-def _scaled_bmm(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
+def _scaled_bmm(
+    a: Float[Tensor, "heads n k"], b: Float[Tensor, "heads k m"], scale: float, out: Float[Tensor, "heads n m"]
+) -> None:
     """out = scale a b."""
     torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)

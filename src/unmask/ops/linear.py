@@ -13,6 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -33,13 +34,25 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
+def linear_reference(
+    x: Float[Tensor, "*rows width"],
+    weight: Float[Tensor, "outputs width"],
+    bias: Float[Tensor, " outputs"] | None,
+    *,
+    gelu: bool = False,
+) -> Float[Tensor, "*rows outputs"]:
     """x weight^T + bias, followed by GELU (the tanh approximation) if asked for."""
     y = F.linear(x, weight, bias)
     return gelu_reference(y) if gelu else y
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
+def linear(
+    x: Float[Tensor, "*rows width"],
+    weight: Float[Tensor, "outputs width"],
+    bias: Float[Tensor, " outputs"] | None,
+    *,
+    gelu: bool = False,
+) -> Float[Tensor, "*rows outputs"]:
     """`linear_reference`, by oneDNN if no gradient is needed."""
     if not _use_onednn(x, weight):
         return linear_reference(x, weight, bias, gelu=gelu)
@@ -49,7 +62,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
     return y
 
 
-def linear_split(layer: nn.Module, x_first: Tensor, x_rest: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def linear_split(
+    layer: nn.Module, x_first: Float[Tensor, "*rows width"], x_rest: Float[Tensor, "*other_rows width"], size: int
+) -> tuple[Tensor, Tensor]:
     """layer(x_first)[..., :size] and layer(x_rest)[..., size:], without computing the other outputs of a `Linear`."""
     if not isinstance(layer, Linear):  # such as a layer with an adapter around it
         return layer(x_first)[..., :size], layer(x_rest)[..., size:]
@@ -126,7 +141,7 @@ def _onednn_supports(dtype: torch.dtype) -> bool:
     return True
 
 
-def cast_like_autocast(x: Tensor) -> Tensor:
+def cast_like_autocast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """x in the type that autocast would cast it to for a linear layer.
 
     Cast explicitly, the tensor can be recomputed in the backward pass; autocast would save its own copy.

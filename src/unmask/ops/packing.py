@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 from unmask.ops.switch import fast_paths_enabled
@@ -20,7 +21,7 @@ _MAX_DENSITY = 7 / 8
 class PackedTokens:
     """The T valid positions of a batch with padding, as rows [T, ...]: layers cost nothing on padding."""
 
-    def __init__(self, valid: Tensor, indices: Queries) -> None:
+    def __init__(self, valid: Bool[Tensor, "B L"], indices: Queries) -> None:
         self.shape = valid.shape
         self.sequence, position = indices
         self.flat_position = self.sequence * valid.shape[1] + position
@@ -28,7 +29,7 @@ class PackedTokens:
         self.packed_index = (valid.flatten().cumsum(0) - 1).clamp(min=0)
 
     @classmethod
-    def if_sparse(cls, valid: Tensor, indices: Queries) -> PackedTokens | None:
+    def if_sparse(cls, valid: Bool[Tensor, "B L"], indices: Queries) -> PackedTokens | None:
         """None if there is too little padding for packing to pay off, or nothing but padding.
 
         `indices` are those of the valid positions.
@@ -36,13 +37,13 @@ class PackedTokens:
         sparse = 0 < len(indices[0]) <= _MAX_DENSITY * valid.numel()
         return cls(valid, indices) if sparse and fast_paths_enabled() else None
 
-    def pack(self, values: Tensor) -> Tensor:
+    def pack(self, values: Shaped[Tensor, " B #L *features"]) -> Shaped[Tensor, " T *features"]:
         """values[valid] [T, ...] of values [B, 1 or L, ...]."""
         if values.shape[1] == 1:
             return values[:, 0].index_select(0, self.sequence)
         return values.flatten(0, 1).index_select(0, self.flat_position)
 
-    def unpack(self, packed: Tensor) -> Tensor:
+    def unpack(self, packed: Shaped[Tensor, " T *features"]) -> Shaped[Tensor, "B L *features"]:
         """[B, L, ...] with rows [T, ...] at the valid positions, and arbitrary rows elsewhere."""
         return packed.index_select(0, self.packed_index).view(*self.shape, *packed.shape[1:])
 
@@ -65,16 +66,16 @@ class SelectedPositions:
         """None if all positions are queried."""
         return cls(queries) if fast_paths_enabled() and not queries.is_everything else None
 
-    def select(self, values: Tensor) -> Tensor:
+    def select(self, values: Shaped[Tensor, " B #L *features"]) -> Shaped[Tensor, " N *features"]:
         """values[positions] [N, ...] of values [B, 1 or L, ...]."""
         return values[self.sequence, self.position if values.shape[1] > 1 else 0]
 
-    def pad(self, values: Tensor, fill: float = 0) -> Tensor:
+    def pad(self, values: Shaped[Tensor, " N *features"], fill: float = 0) -> Shaped[Tensor, "B M *features"]:
         """[B, M, ...] with values [N, ...] in the first slots of their sequences."""
         out = values.new_full((self.batch_size, self.max_selected, *values.shape[1:]), fill)
         return out.index_put((self.sequence, self.slot), values)
 
-    def unpad(self, padded: Tensor) -> Tensor:
+    def unpad(self, padded: Shaped[Tensor, "B M *features"]) -> Shaped[Tensor, " N *features"]:
         """[N, ...] from the slots of [B, M, ...]."""
         return padded[self.sequence, self.slot]
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
@@ -159,8 +160,8 @@ class RandomOrder(Sampler):
 
 
 def _draw_or_stay_masked(
-    log_x: LogX, unmask_prob: Tensor, params: SamplingParams, uniform: Tensor, mask_id: int
-) -> Tensor:
+    log_x: LogX, unmask_prob: Float[Tensor, ""], params: SamplingParams, uniform: Float64[Tensor, " N"], mask_id: int
+) -> Int64[Tensor, " N"]:
     """A token [N] for each query: v with probability r exp(log_x[v]), the mask with what is left (0 if r = 1)."""
     weights = params.probabilities(log_x).double() * unmask_prob
     rest = (1 - weights.sum(-1)).clamp(min=0)
@@ -170,10 +171,10 @@ def _draw_or_stay_masked(
 
 def _unmask_at_steps(
     denoiser: DenoiserLike,
-    z: Tokens,
+    z: Int[Tensor, "B L"],
     seeds: tuple[int, ...],
-    step: Tensor,
-    time: Tensor,
+    step: Int[Tensor, "B L"],
+    time: Float64[Tensor, "B L"],
     params: SamplingParams,
 ) -> Iterator[Tokens]:
     """Unmask each masked position at its own `step` [B, L] and `time` [B, L], both on the host.

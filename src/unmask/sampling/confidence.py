@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from unmask.config import is_number
@@ -35,7 +36,7 @@ from unmask.types import LogX, Tokens
 class Probability:
     """The probability of the drawn token (LLaDA's low-confidence remasking)."""
 
-    def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
+    def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         return log_x.gather(-1, tokens[:, None])[:, 0].exp()
 
 
@@ -43,7 +44,7 @@ class Probability:
 class Margin:
     """The probability of the best token minus that of the second best."""
 
-    def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
+    def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         best = log_x.topk(2).values.exp()
         return best[:, 0] - best[:, 1]
 
@@ -52,7 +53,7 @@ class Margin:
 class Entropy:
     """The negative entropy of the distribution."""
 
-    def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
+    def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         return -_entropy(log_x)
 
 
@@ -67,12 +68,12 @@ CONFIDENCE_MEASURES: dict[str, _AnyConfidenceMeasure] = {
 }
 
 
-def _entropy(log_x: LogX) -> Tensor:
+def _entropy(log_x: LogX) -> Float[Tensor, " N"]:
     """Nats [N]."""
     return -(log_x.exp() * log_x.clamp(min=torch.finfo(log_x.dtype).min)).sum(-1)
 
 
-def _round_and_break_ties(score: Tensor, tie_break: Tensor) -> Tensor:
+def _round_and_break_ties(score: Float[Tensor, " N"], tie_break: Float[Tensor, " N"]) -> Float64[Tensor, " N"]:
     """Scores [N] rounded to 14 bits, with equal ones ordered by the sequence's own noise [N].
 
     Scores are equal where nothing is visible yet, but for rounding errors, which depend on the batch.
@@ -82,7 +83,7 @@ def _round_and_break_ties(score: Tensor, tie_break: Tensor) -> Tensor:
     return rounded * (1 + 1e-5 * tie_break)
 
 
-def _masked_indices(masked: Tensor, num_masked: IntArray) -> tuple[Tensor, Tensor]:
+def _masked_indices(masked: Bool[Tensor, "B L"], num_masked: IntArray) -> tuple[Int[Tensor, " N"], Int[Tensor, " N"]]:
     """The indices (sequence, position) of the masked positions [b, L], whose numbers [b] are known on the host."""
     order = (~masked).to(torch.uint8).argsort(dim=1, stable=True)  # a sequence's masked positions come first
     sequence = to_device(np.repeat(np.arange(len(num_masked)), num_masked), masked.device)
@@ -102,7 +103,9 @@ class ConfidenceSampler(Sampler):
     delayed_tokens: tuple[int, ...]
 
     @abstractmethod
-    def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
+    def select(
+        self, score: Float[Tensor, "B L"], rank: Int[Tensor, "B L"], num_initial: Int[Tensor, " B"], step: int
+    ) -> Bool[Tensor, "B L"]:
         """Which masked positions to fill, bool [b, L].
 
         `score` [b, L] is -inf where nothing is masked; `rank` [b, L] is 0 at the highest score; `num_initial` [b] is
@@ -142,7 +145,7 @@ class ConfidenceSampler(Sampler):
             step += 1
             yield z
 
-    def _delay(self, tokens: Tensor, score: Tensor) -> Tensor:
+    def _delay(self, tokens: Int[Tensor, " N"], score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """The scores, those of delayed tokens being below all others."""
         if not self.delayed_tokens:
             return score
@@ -168,7 +171,9 @@ class Confidence(ConfidenceSampler):
         validate_steps(self.steps)
         object.__setattr__(self, "measure", resolve_option(self.measure, CONFIDENCE_MEASURES, "measure"))
 
-    def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
+    def select(
+        self, score: Float[Tensor, "B L"], rank: Int[Tensor, "B L"], num_initial: Int[Tensor, " B"], step: int
+    ) -> Bool[Tensor, "B L"]:
         return rank < tokens_per_step(num_initial, self.steps, step)[:, None]
 
     def num_selected(self, num_masked: IntArray, num_initial: IntArray, step: int) -> IntArray:
@@ -190,7 +195,9 @@ class Threshold(ConfidenceSampler):
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold!r}")
 
-    def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
+    def select(
+        self, score: Float[Tensor, "B L"], rank: Int[Tensor, "B L"], num_initial: Int[Tensor, " B"], step: int
+    ) -> Bool[Tensor, "B L"]:
         return (score >= self.threshold) | (rank == 0)
 
 
@@ -212,7 +219,9 @@ class Factor(ConfidenceSampler):
         if not is_number(self.factor) or not self.factor >= 0:
             raise ValueError(f"the factor must be 0 or above; got {self.factor!r}")
 
-    def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
+    def select(
+        self, score: Float[Tensor, "B L"], rank: Int[Tensor, "B L"], num_initial: Int[Tensor, " B"], step: int
+    ) -> Bool[Tensor, "B L"]:
         order = rank.argsort(1)
         n = torch.arange(1, score.shape[1] + 1, device=score.device)
         enough = score.gather(1, order) >= 1 - self.factor / (n + 1)
@@ -240,7 +249,9 @@ class EntropyBounded(ConfidenceSampler):
         if not is_number(self.entropy_bound) or not self.entropy_bound >= 0:
             raise ValueError(f"the bound on the entropy must be 0 or above; got {self.entropy_bound!r}")
 
-    def select(self, score: Tensor, rank: Tensor, num_initial: Tensor, step: int) -> Tensor:
+    def select(
+        self, score: Float[Tensor, "B L"], rank: Int[Tensor, "B L"], num_initial: Int[Tensor, " B"], step: int
+    ) -> Bool[Tensor, "B L"]:
         order = rank.argsort(1)
         nats = (-score).gather(1, order)
         within = (nats.cumsum(1) - nats.cummax(1).values <= self.entropy_bound) & (nats < -_DELAYED_SCORE)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
@@ -24,12 +25,12 @@ class DrawTokens(BatchableRowFn):
 
     params: SamplingParams
     """Temperature and truncation of the distribution."""
-    uniform: Tensor
+    uniform: Float64[Tensor, " N"]
     """float64 [N]: a uniform random number for each query."""
     mask_id: int
     """The id of the mask, which is never drawn."""
 
-    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Int64[Tensor, " N"]:
         """int64 [n]."""
         return sample_inverse_cdf(self.params.probabilities(log_x), self.uniform[indices], check=False)
 
@@ -44,7 +45,7 @@ class DrawTokens(BatchableRowFn):
 class ConfidenceMeasure(Protocol):
     """How confident the model is of a token. Measures that compare equal give equal scores."""
 
-    def score(self, log_x: LogX, tokens: Tensor) -> Tensor:
+    def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         """[N]: larger is more confident; log_x [N, V] is normalized, tokens [N] were drawn from it."""
         ...
 
@@ -60,7 +61,7 @@ class DrawWithConfidence(BatchableRowFn):
     normalized: bool
     """Whether log_x sums to one; otherwise it is normalized first."""
 
-    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Float64[Tensor, "N 2"]:
         """float64 [n, 2]: the token and its score; NaN where log_x is damaged."""
         if not self.normalized:
             log_x = log_x - log_x.logsumexp(-1, keepdim=True)

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float64, Int, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Masking
 from unmask.sampling.base import require_process
-from unmask.types import Times, Tokens
+from unmask.types import Tokens
 
 IntArray = NDArray[np.signedinteger[Any]]
 _CountsT = TypeVar("_CountsT", Tensor, IntArray)
@@ -28,7 +29,9 @@ def tokens_per_step(num_masked: _CountsT, steps: int, step: Tensor | int) -> _Co
     return share
 
 
-def time_from_mask_ratio(denoiser: DenoiserLike, num_masked: Tensor, num_initial: Tensor) -> Times:
+def time_from_mask_ratio(
+    denoiser: DenoiserLike, num_masked: Int[Tensor, " B #L"], num_initial: Int[Tensor, " B #L"]
+) -> Float64[Tensor, " B #L"]:
     """The t at which `num_masked` of `num_initial` positions are expected to be masked: 1 - alpha(t) is their ratio."""
     schedule = require_process(denoiser, Masking).schedule
     return schedule.inverse(1 - num_masked.double() / num_initial)
@@ -45,11 +48,13 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def ranks(keys: Tensor) -> Tensor:
+def ranks(keys: Float[Tensor, "B L"]) -> Int64[Tensor, "B L"]:
     """[B, L]: the rank of each key in its row, the smallest first."""
     return keys.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
 
 
-def scatter_tokens(z: Tokens, sequence: Tensor, position: Tensor, tokens: Tensor) -> Tokens:
+def scatter_tokens(
+    z: Int[Tensor, "B L"], sequence: Int[Tensor, " N"], position: Int[Tensor, " N"], tokens: Int[Tensor, " N"]
+) -> Int[Tensor, "B L"]:
     """A new canvas with `tokens` [N] at these indices."""
     return z.index_put((sequence, position), tokens)
