@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_blocks_of_transformers_are_found(name: str) -> None:
 
 def test_layers_wrapped_by_peft_train_and_sample() -> None:
     peft = pytest.importorskip("peft")
-    model = tiny_models.tiny_denoiser(MDLM()).float()
+    model = copy.deepcopy(tiny_models.tiny_denoiser(MDLM())).float()
     config = peft.LoraConfig(r=2, target_modules=["qkv", "out", "mlp.0", "mlp.2"], init_lora_weights=False)
     z = torch.full((2, 8), 4)
     before = model(z, torch.ones(2, 1), z == 4)
@@ -93,7 +94,7 @@ def test_a_cache_is_not_started_by_some_of_the_sequences() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_network_call_reads_one_value_back(training: bool) -> None:
-    model = tiny_models.tiny_denoiser(MDLM()).train(training)
+    model = copy.deepcopy(tiny_models.tiny_denoiser(MDLM())).train(training)
     z = torch.full((3, 8), 4)
     z[0, :3] = 1
     with host_reads() as reads, torch.set_grad_enabled(training):
