@@ -409,9 +409,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut at their end": (cut("model.safetensors", -10), NOT_READ),
     "weights cut in their header": (cut("model.safetensors", 20), NOT_READ),
     "weights empty": (cut("model.safetensors", 0), NOT_READ),
-    "weights too narrow": (set_config(width=64), r"has shape \[32, 32\] where config\.json asks.*\[64, 64\]"),
-    "weights too few": (set_config(depth=2), r"lacks tensors layers\.1.*does not fit its config\.json"),
-    "weights too many": (set_config(tie_embeddings=True), r"unknown tensors output\.weight.*does not fit"),
+    "weights too narrow": (set_config(width=64), r"has shape \[5, 32\], but config\.json asks for \[5, 64\]"),
+    "weights too few": (set_config(depth=2), r"lacks the tensors layers\.1.*does not fit its config\.json"),
+    "weights too many": (set_config(tie_embeddings=True), r"unknown tensors lm_head\.weight.*does not fit"),
     "sizes beyond all memory": (enormous, r"config\.json"),
     "tokenizer not one": (lambda f: (f / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),
     "tokenizer of another model": (
