@@ -108,4 +108,4 @@ if not TYPE_CHECKING:
 def __dir__() -> list[str]:
     from sys import modules
 
-    return [*modules[__name__].__all__, *(name for name in globals() if not name.startswith("_")), "__version__"]
+    return [*modules[__name__].__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"]
