@@ -147,7 +147,7 @@ def test_a_causal_network_of_another_library_is_opened(
 def test_what_does_not_fit_is_refused(base: Path, cats: Experiment, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name the model to start from as init_from"):
         replace(cats, init_from=None, tokenizer="bytes", lora=LoRA())
-    with pytest.raises(ValueError, match="leave out unigram_bias_init"):
+    with pytest.raises(ValueError, match="unigram_bias_init is for new models"):
         replace(cats, unigram_bias_init=True)
     wide = replace(cats, layout=replace(cats.layout, length=32))
     with pytest.raises(ValueError, match="rows of 32 tokens are longer than the 16"):

@@ -24,7 +24,7 @@ def test_every_recipe_builds(name: str, objective: str) -> None:
     experiment = RECIPES[name]().with_objective(OBJECTIVES[objective].recommended())
     with torch.device("meta"):  # shapes only: the large ones need no memory
         model = ModelConfig(Vocab(30, 29), experiment.backbone, experiment.objective).build()
-    assert model.backbone.causal == (objective == "ar")
+    assert model.backbone.capabilities.causal == (objective == "ar")
     assert experiment.layout.length <= (experiment.backbone.max_length or 0)
 
 
