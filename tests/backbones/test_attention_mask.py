@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backbones.test_dit import BIDIRECTIONAL, LOCAL, OPTIONS, hidden, network, tokens
-from unmask.backbones.attention_mask import attention_context
+from unmask.backbones.attention_mask import attention_layout
 from unmask.backbones.cache import KVCache
 from unmask.context import AttentionStages, Context
 
@@ -186,11 +186,11 @@ def test_a_shifted_network_needs_the_token_before_an_asked_one() -> None:
 def test_text_begins_after_its_padding() -> None:
     """Rotary networks see only how far apart tokens are; others are told where each of them stands."""
     valid = torch.tensor([[True] * 5, [False, False, True, True, True], [True, True, True, False, False]])
-    view = attention_context(5, CPU, causal=False, context=Context(valid=valid))
+    view = attention_layout(5, CPU, causal=False, context=Context(valid=valid))
     assert view.position_ids[:, 2:].tolist() == [[2, 3, 4], [0, 1, 2], [2, 3, 4]]
     cache = KVCache()
     hidden(network(), tokens(3, 4), valid=valid, cache=cache.view())
-    view = attention_context(1, CPU, causal=True, context=Context(valid=valid, cache=cache.view()))
+    view = attention_layout(1, CPU, causal=True, context=Context(valid=valid, cache=cache.view()))
     assert view.position_ids.tolist() == [[4], [2], [4]]
 
 
@@ -217,6 +217,6 @@ def test_flex_attention_sees_the_same(monkeypatch: pytest.MonkeyPatch, padded: b
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_plain_text_needs_no_mask(causal: bool) -> None:
-    view = attention_context(5, CPU, causal=causal)
+    view = attention_layout(5, CPU, causal=causal)
     assert view.mask is None
     assert view.position_ids.tolist() == [0, 1, 2, 3, 4]

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask import MDLM, Ancestral, Batch, BlockDiffusion, Blockwise, LanguageModel, ModelConfig, Vocab
 from unmask.backbones import BackboneConfig
 from unmask.backbones import hf as huggingface
-from unmask.backbones.attention_mask import attention_context
+from unmask.backbones.attention_mask import attention_layout
 from unmask.backbones.cache import KVCache
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig
 from unmask.backbones.hf_attention import hf_attention_mask
@@ -152,7 +152,7 @@ def test_asked_rows_are_some_of_all(name: str) -> None:
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(2, 40))
 def test_opening_is_nested(one: float, two: float, length: int) -> None:
     low, high = sorted((one, two))
-    view = attention_context(length, torch.device("cpu"), causal=False)
+    view = attention_layout(length, torch.device("cpu"), causal=False)
     less, more = (hf_attention_mask(view, opened, theirs("llama"))[0, 0] for opened in (low, high))  # type: ignore[index]
     assert bool((more | ~less).all())
     assert bool(less.tril().sum() == length * (length + 1) // 2)
@@ -162,7 +162,7 @@ def test_opening_is_nested(one: float, two: float, length: int) -> None:
 
 
 def test_the_ends_of_opening_are_causal_and_open() -> None:
-    view, network = attention_context(50, torch.device("cpu"), causal=False), theirs("llama")
+    view, network = attention_layout(50, torch.device("cpu"), causal=False), theirs("llama")
     assert torch.equal(hf_attention_mask(view, 0.0, network)[0, 0], torch.ones(50, 50).tril().bool())  # type: ignore[index]
     assert bool(hf_attention_mask(view, 1.0, network).all())  # type: ignore[union-attr]
 
@@ -171,7 +171,7 @@ def test_what_may_see_nothing_else_sees_itself() -> None:
     """No row of a mask is empty, which some attentions answer with NaN."""
     valid = torch.arange(L)[None] >= 3
     mask = hf_attention_mask(
-        attention_context(L, torch.device("cpu"), causal=False, context=Context(valid=valid)), 0.0, theirs("llama")
+        attention_layout(L, torch.device("cpu"), causal=False, context=Context(valid=valid)), 0.0, theirs("llama")
     )
     assert isinstance(mask, Tensor)
     assert mask[0, 0, :3].int().tolist() == torch.eye(L)[:3].int().tolist()

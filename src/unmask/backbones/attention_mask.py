@@ -21,7 +21,7 @@ FLEX_DEVICES = frozenset({"cuda"})
 
 
 @dataclass(frozen=True)
-class AttentionContext:
+class AttentionLayout:
     """What the n queries of a call attend to, among K keys: the call's own and the cached ones on both sides."""
 
     mask: Tensor | None
@@ -73,14 +73,14 @@ class AttentionContext:
         return previous
 
 
-def attention_context(
+def attention_layout(
     length: int,
     device: torch.device,
     *,
     causal: bool,
     context: Context = Context(),
     left_padded: bool | None = None,
-) -> AttentionContext:
+) -> AttentionLayout:
     """The attention of a call of `length` tokens.
 
     `left_padded`: whether any sequence begins with padding; None if that must be read from `context.valid`.
@@ -99,7 +99,7 @@ def attention_context(
         None if valid is None else valid[:, None, None],
         _same_document(context.document_ids, query, key),
     )
-    return AttentionContext(
+    return AttentionLayout(
         None if mask is None else _attend_to_itself(mask, num_before),
         _position_ids(query, context.valid, left_padded),
         query,

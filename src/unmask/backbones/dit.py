@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unmask.backbones.attention_mask import FLEX_DEVICES, AttentionContext, attention_context, flex_block_mask
+from unmask.backbones.attention_mask import FLEX_DEVICES, AttentionLayout, attention_layout, flex_block_mask
 from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
 from unmask.backbones.block import ACTIVATIONS, Block
 from unmask.backbones.cache import KVCache, kv_view
@@ -225,7 +225,7 @@ class DiT(Backbone):
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
         queries, order = self._resolve_queries(h, positions)
         packed, left_padded = self._pack(h, queries, context)
-        attn = attention_context(
+        attn = attention_layout(
             h.shape[1], h.device, causal=self.config.causal, context=context, left_padded=left_padded
         )
         if queries is not None and self.config.shift_logits:
@@ -255,7 +255,7 @@ class DiT(Backbone):
         indices = Queries.from_mask(computed, valid[:, 0].all())
         return PackedTokens.if_sparse(computed, indices), not indices.facts[0]
 
-    def _add_neighbours(self, h: Tensor, context: Context, attn: AttentionContext) -> Tensor:
+    def _add_neighbours(self, h: Tensor, context: Context, attn: AttentionLayout) -> Tensor:
         """h, plus a convolution over neighbouring positions if the network has one."""
         if self.local_conv is None:
             return h
@@ -271,7 +271,7 @@ class DiT(Backbone):
         x: Tensor,
         time_emb: Tensor | None,
         context: Context,
-        attn: AttentionContext,
+        attn: AttentionLayout,
         packed: PackedTokens | None,
         queries: Queries | None,
     ) -> Tensor:
@@ -325,7 +325,7 @@ class DiT(Backbone):
             nn.init.zeros_(self.lm_head.weight)
 
 
-def _shift(queries: Queries, order: Tensor | None, attn: AttentionContext) -> tuple[Queries, Tensor | None]:
+def _shift(queries: Queries, order: Tensor | None, attn: AttentionLayout) -> tuple[Queries, Tensor | None]:
     """The positions before the queried ones, each once, and the order of the output.
 
     The first two tokens of a text are both predicted at its first position.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones.attention_mask import AttentionContext, attention_context
+from unmask.backbones.attention_mask import AttentionLayout, attention_layout
 from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
 from unmask.backbones.cache import KVCache, KVCacheView, kv_view
 from unmask.backbones.hf_attention import HFCacheAdapter, hf_attention_mask
@@ -183,7 +183,7 @@ class HFBackbone(Backbone):
 
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
         shape = h.shape[:2]
-        attn = attention_context(shape[1], h.device, causal=False, context=context)
+        attn = attention_layout(shape[1], h.device, causal=False, context=context)
         plain = self.future_visibility is None and replace(context, valid=None).is_empty
         mask = _padding_mask(h, context.valid) if plain else self._attention_mask(attn)
         hidden = self._hidden_states(h, attn, mask, kv_view(context))
@@ -195,7 +195,7 @@ class HFBackbone(Backbone):
             hidden = hidden[order]
         return hidden.view(*shape, -1) if positions is None else hidden
 
-    def _hidden_states(self, h: Tensor, attn: AttentionContext, mask: Any, cache: KVCacheView | None = None) -> Tensor:
+    def _hidden_states(self, h: Tensor, attn: AttentionLayout, mask: Any, cache: KVCacheView | None = None) -> Tensor:
         """What the head would read [B, n, width]."""
         if cache is not None and self.future_visibility is None:
             raise ValueError(f"{self._model_class} keeps no keys and values: it cannot read beside a cache")
@@ -209,7 +209,7 @@ class HFBackbone(Backbone):
         hidden: Tensor = self.model(**options).logits
         return hidden.to(self.lm_head.weight.dtype)  # autocast may have made it bfloat16
 
-    def _position_args(self, h: Tensor, attn: AttentionContext) -> dict[str, Tensor]:
+    def _position_args(self, h: Tensor, attn: AttentionLayout) -> dict[str, Tensor]:
         position = attn.position_ids.expand(h.shape[:2])
         if "position_ids" in self._forward_params:
             last = attn.last_position
@@ -222,7 +222,7 @@ class HFBackbone(Backbone):
             )
         return {}
 
-    def _attention_mask(self, context: AttentionContext) -> Any:
+    def _attention_mask(self, context: AttentionLayout) -> Any:
         if self._respects_mask is None:
             self._respects_mask = self._probe_mask()
         if not self._respects_mask:
@@ -242,7 +242,7 @@ class HFBackbone(Backbone):
             order = AttentionStages(
                 torch.tensor(stages, device=device), place < 3, place, 0, num_positions=3, single_stage=stages[-1] == 0
             )
-            view = attention_context(3, device, causal=False, context=Context(stages=order))
+            view = attention_layout(3, device, causal=False, context=Context(stages=order))
             mask = hf_attention_mask(view, None if self.future_visibility is None else 1.0, self.model)
             try:
                 with eval_mode(self.model):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.backbones.attention_mask import AttentionContext
+from unmask.backbones.attention_mask import AttentionLayout
 from unmask.backbones.cache import KVCacheView
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -15,7 +15,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def hf_attention_mask(
-    context: AttentionContext, future_visibility: float | None, model: Any
+    context: AttentionLayout, future_visibility: float | None, model: Any
 ) -> Tensor | dict[str, Tensor]:
     """Who sees whom [B or 1, 1, n, K], or one for each kind of layer if some have a window.
 
@@ -44,7 +44,7 @@ def hf_attention_mask(
     }
 
 
-def _to_hf(mask: Tensor, context: AttentionContext, model: Any) -> Tensor:
+def _to_hf(mask: Tensor, context: AttentionLayout, model: Any) -> Tensor:
     """As the attention takes it: booleans, or what is added. Padding, which may see nothing else, sees
     itself."""
     itself = torch.arange(mask.shape[2], device=mask.device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unmask.backbones.attention_mask import AttentionContext
+from unmask.backbones.attention_mask import AttentionLayout
 from unmask.backbones.cache import KVCacheView
 from unmask.ops.cpu_attention import attention
 from unmask.ops.linear import Linear, linear_activation, linear_split
@@ -73,7 +73,7 @@ class DepthwiseConv(nn.Module):
             y = y + part
         return y
 
-    def gathered(self, keys: Tensor, context: AttentionContext) -> Tensor:
+    def gathered(self, keys: Tensor, context: AttentionLayout) -> Tensor:
         """The same for queries whose neighbours are among the keys [B, K, width], in any order."""
         reach, y = len(self.weight) // 2, torch.zeros(())
         for tap, weight in enumerate(self.weight):

@@ -11,7 +11,7 @@ import torch
 from unmask.backbones.hf import import_transformers
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.model import LanguageModel
-from unmask.pretrained.formats.hf import build_language_model, check_loading_report, translated_errors
+from unmask.pretrained.formats.hf import check_loading_report, language_model_from_hf, translated_errors
 
 
 def load_gguf(file: Path, tokenizer: BaseTokenizer | None = None) -> LanguageModel:
@@ -28,7 +28,7 @@ def load_gguf(file: Path, tokenizer: BaseTokenizer | None = None) -> LanguageMod
         )
         check_loading_report(report, str(file))
     tokenizer = tokenizer or Tokenizer(hf_tokenizer.backend_tokenizer)
-    return build_language_model(network, tokenizer, hf_tokenizer.mask_token_id, {}, str(file))
+    return language_model_from_hf(network, tokenizer, hf_tokenizer.mask_token_id, {}, str(file))
 
 
 def find_gguf_file(path: Path) -> Path | None:

@@ -69,7 +69,7 @@ def load(
     with translated_errors(str(folder)):
         network = _load_network(config, read_state_dict(folder), str(folder))
     mask_id = _get_token_id(config, "mask_token_id", mask_id)
-    return build_language_model(network, tokenizer or own_tokenizer, mask_id, unmask_config, str(folder))
+    return language_model_from_hf(network, tokenizer or own_tokenizer, mask_id, unmask_config, str(folder))
 
 
 def validate_config(
@@ -192,7 +192,7 @@ def check_loading_report(report: dict[str, Any], where: str) -> None:
         raise ValueError(f"{where} lacks weights that its config asks for: {missing[0]}{more}")
 
 
-def build_language_model(
+def language_model_from_hf(
     network: Any, tokenizer: BaseTokenizer | None, mask_id: int | None, unmask_config: dict[str, Any], where: str
 ) -> LanguageModel:
     """A loaded network as a model; `unmask_config` is our part of its config, empty if others wrote it."""
