@@ -118,8 +118,8 @@ def test_the_end_waits_for_threads_of_gloo_that_have_something_to_do() -> None:
 
 def test_a_rank_that_leaves_has_done_its_work_at_exit_and_written_what_it_said() -> None:
     program = (
-        "import atexit; from unmask.distributed import leave; atexit.register(print, 'at the end');"
-        "print('said', end=' '); leave(3)"
+        "import atexit; from unmask.distributed import exit_rank; atexit.register(print, 'at the end');"
+        "print('said', end=' '); exit_rank(3)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

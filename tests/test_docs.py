@@ -47,6 +47,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("my_texts/one.txt", "my_test.txt", "my_text.txt", "notes.txt"):
         shutil.copy(ROOT / "CONTRIBUTING.md", folder / name)
     shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "my_module.py").write_text("from unmask.recipes import stdlib_tiny as my_recipe\n")
     pairs = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(60)]
     renamed = [{"question": pair["prompt"], "reply": pair["completion"]} for pair in pairs]
     (folder / "pairs.jsonl").write_text(

@@ -26,6 +26,7 @@ from unmask.sampling import (
 )
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.denoisers import CountingDenoiser
+from unmask.types import Queries
 
 MASK = 4
 PARTLY = torch.tensor([[0, 4, 4, 1, 4, 4, 4, 2], [4, 4, 3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 1, 1]])
@@ -164,8 +165,8 @@ def test_semi_autoregressive_writes_each_position_once() -> None:
 @pytest.mark.parametrize("objective", [MDLM(), MDLM(steps=10), SEDD()], ids=["mdlm", "steps", "sedd"])
 def test_training_asks_at_masked_rows_only(objective: MDLM | SEDD) -> None:
     class Watched(CountingDenoiser):
-        def __call__(self, z: Tensor, t: Tensor, positions: Tensor, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
-            assert torch.equal(positions, z == MASK)
+        def __call__(self, z: Tensor, t: Tensor, positions: Queries, *rest: object, **options: object) -> Tensor:  # type: ignore[override]
+            assert torch.equal(positions.mask(), z == MASK)
             return super().__call__(z, t, positions, *rest, **options)
 
     counted = Watched(tiny_models.tiny_denoiser(objective))

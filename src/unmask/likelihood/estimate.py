@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -52,8 +52,8 @@ class NatsEstimator:
         nats = self.objective.token_nll(recorder, batch, generator).detach().double()
         assert recorder.t is not None
         if u is not None:
-            assert isinstance(recorder.positions, Queries)
-            nats = nats - CONTROL_VARIATE_BETA * control_variate(u, recorder.positions.mask(), batch.loss_mask)
+            masked = _to_mask(recorder.positions, batch.loss_mask)
+            nats = nats - CONTROL_VARIATE_BETA * control_variate(u, masked, batch.loss_mask)
         t = recorder.t[:, : nats.shape[1]]  # of the noisy tokens, where clean ones are read beside them
         # A step that ends at t stands for the times before it, so a bin has its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
@@ -66,6 +66,18 @@ class NatsEstimator:
         if length not in self._baselines:
             self._baselines[length] = unconditional_nll(self.denoiser, length, self.device)
         return self._baselines[length]
+
+
+def _to_mask(positions: Positions | None, like: Bool[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
+    """Positions in any of their forms as booleans [B, L]."""
+    if isinstance(positions, Queries):
+        return positions.mask()
+    if isinstance(positions, Tensor):
+        return positions
+    assert positions is not None
+    mask = torch.zeros_like(like)
+    mask[positions] = True
+    return mask
 
 
 def to_host(sums: Tensor) -> NDArray[np.float64]:
