@@ -49,7 +49,7 @@ def train(
       unmask train runs/tiny/experiment.json --out runs/again --seed 1
       unmask train finetune --init-from runs/demo --sources notes.txt --out runs/notes
       unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8
-      unmask train my_package.my_module:my_recipe --out runs/mine
+      unmask train my_package.my_module:my_recipe --out runs/my-recipe
       torchrun --nproc_per_node 2 -m unmask train stdlib-tiny --out runs/tiny
 
     Give the same command again to resume from the last checkpoint, or with more --steps to extend a finished run:
