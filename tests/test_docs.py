@@ -50,6 +50,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_package").mkdir()
     (folder / "my_package" / "my_module.py").write_text("from unmask.recipes import stdlib_tiny as my_recipe\n")
     pairs = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(60)]
+    questions = [{"prompt": pair["prompt"], "text": pair["completion"]} for pair in pairs[:3]]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     renamed = [{"question": pair["prompt"], "reply": pair["completion"]} for pair in pairs]
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))
