@@ -304,9 +304,9 @@ def shuffled(text: str) -> str:
 
 @pytest.fixture
 def smollm2() -> Path:
-    (found,) = list(Path(__file__).parents[2].glob(".judge/*.gguf")) or [None]
+    (found,) = list(Path(__file__).parents[2].glob(".reference-model/*.gguf")) or [None]
     if found is None:
-        pytest.skip("the real judge is not here: `make judge` fetches it")
+        pytest.skip("the real reference model is not here: `make reference-model` fetches it")
     return found
 
 
