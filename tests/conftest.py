@@ -6,6 +6,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from shapes import check_shapes
+
+check_shapes("unmask")  # the shapes in annotations, at every call
+
 settings.register_profile("house", deadline=None)  # a shared machine's pauses are not failures
 settings.load_profile("house")
 
