@@ -20,9 +20,9 @@ from benchmarks import sampling, scoring, startup, training
 from benchmarks import sampling_scaling as scaling
 from benchmarks import training_memory as memory
 from benchmarks.side_by_side import Result, current_peak_flops, median, unmask_uses_bf16
-from unmask.cli.table import print_table
 from unmask.hardware.flops import measure_peak_flops
 from unmask.provenance import collect_provenance
+from unmask.report.formatting import print_table
 
 COMPARISONS: dict[str, Callable[[], Result]] = {
     "training words": lambda: training.measure_training(training.WORDS, 8),

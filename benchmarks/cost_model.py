@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.cli.table import print_table
+from unmask.report.formatting import print_table
 
 MASKED_FRACTION = 0.5
 """The share of tokens that reaches the head: times are uniform, so half of them on average."""

@@ -20,11 +20,11 @@ import torch
 from benchmarks.cost_model import GRADIENT_BYTES, MASKED_FRACTION, ModelShape
 from benchmarks.side_by_side import RandomTokens, median, time_once
 from unmask import MDLM, DiTConfig
-from unmask.cli.table import print_table
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed, init_distributed
 from unmask.hardware.flops import measure_peak_flops
 from unmask.model import ModelConfig
+from unmask.report.formatting import print_table
 from unmask.training.config import TrainingConfig
 from unmask.training.loss import DenoisingLoss
 from unmask.training.optim import AdamW

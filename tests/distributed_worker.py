@@ -25,7 +25,7 @@ from torch import nn
 
 from training import test_lora as test_lowrank
 from unmask.distributed import init_distributed
-from unmask.training.parallelism import DDP, FSDP, Parallelism
+from unmask.training._parallelism import DDP, FSDP, Parallelism
 
 
 def train_two_steps(parallelism: Parallelism) -> None:

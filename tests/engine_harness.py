@@ -12,8 +12,8 @@ from torch import Tensor
 
 from live_server import language_model, wait_until
 from unmask import LanguageModel
-from unmask.serve.engine import Engine, Task
-from unmask.serve.metrics import Metrics
+from unmask.serve._engine import Engine, Task
+from unmask.serve._metrics import Metrics
 
 
 @contextmanager

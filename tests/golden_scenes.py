@@ -72,11 +72,11 @@ from unmask.report import ReportConfig, write_report
 from unmask.run import load_ema_model, run_experiment
 from unmask.sampling.factory import default_sampler
 from unmask.sampling.remdm import Loop
+from unmask.training._parallelism import FSDP
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening, VarianceClipping
 from unmask.training.lora import LoRA
 from unmask.training.optim import AdamW, CosineDecay, LinearDecay, Muon
-from unmask.training.parallelism import FSDP
 
 __all__ = ["Distributed", "init_distributed", "ranks", "report", "samples", "scores", "trained", "training"]
 
@@ -281,7 +281,7 @@ def ranks(folder: Path) -> Iterator[tuple[str, Experiment]]:
 def hurried() -> Iterator[None]:
     """Without what only takes time: measuring the machine, counting operations, waiting for the disk."""
     with (
-        mock.patch("unmask.training.throughput.measure_peak_flops", return_value=1.0),
+        mock.patch("unmask.training._throughput.measure_peak_flops", return_value=1.0),
         mock.patch("unmask.training.trainer.count_flops", side_effect=lambda _wanted: count_flops(False)),
         mock.patch("os.fsync"),
     ):

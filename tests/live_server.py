@@ -13,7 +13,7 @@ import torch
 
 from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
 from unmask.objectives import Objective
-from unmask.serve.app import create_app
+from unmask.serve._app import create_app
 from unmask.serve.limits import Limits
 from unmask.serve.server import GracefulServer, _bind_socket
 from unmask.serve.service import Service

@@ -39,7 +39,7 @@ from unmask import (
 )
 from unmask.objectives import Objective
 from unmask.sampling import Sampler
-from unmask.serve.text_codec import TextCodec
+from unmask.serve._text_codec import TextCodec
 from unmask.types import LogX
 
 TINY = DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0)

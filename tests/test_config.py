@@ -18,8 +18,8 @@ from unmask.diffusion import SCHEDULES
 from unmask.diffusion.schedule import Cosine, IntegratedRate, LogLinear, Schedule
 from unmask.diffusion.time_sampling import AnyTimes, HistogramTimes, PowerTimes, UniformTimes
 from unmask.objectives import D3PM, MDLM, OBJECTIVES, SEDD, Objective
+from unmask.training._trackers import TensorBoard
 from unmask.training.config import TrainingConfig
-from unmask.training.trackers import TensorBoard
 
 WRITABLE = [schedule() for schedule in SCHEDULES.values() if schedule is not IntegratedRate]
 PROPOSALS: list[AnyTimes] = [UniformTimes(), PowerTimes(3.5), HistogramTimes((1.0, 2.5))]

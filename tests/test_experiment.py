@@ -25,7 +25,7 @@ from unmask.objectives import MDLM
 from unmask.recipes import RECIPES
 from unmask.run import build_trainer, load_ema_model, prepare_corpus, run_experiment
 from unmask.run import train as unmask_train
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW
 from unmask.training.run_folder import RunFolder

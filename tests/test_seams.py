@@ -16,8 +16,8 @@ import pytest
 import unmask
 from unmask import BACKBONES, OBJECTIVES, PROCESS_SAMPLERS, ROW_LAYOUTS, SAMPLERS, SCHEDULES
 from unmask.cli import command_function
-from unmask.cli.help import help_text
-from unmask.cli.signature import field_docstrings
+from unmask.cli._help import help_text
+from unmask.cli._signature import field_docstrings
 from unmask.config import external_kinds, field_types, from_json, override, to_json
 from unmask.data.tokenizers import TOKENIZERS, Tokenizer, get_tokenizer
 from unmask.diffusion.schedule import LogLinear

@@ -16,14 +16,14 @@ import torch
 from unmask import MDLM, BlockDiffusion, DiTConfig, ModelConfig, Vocab
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed, init_distributed
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
+from unmask.training._parallelism import FSDP
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import VarianceClipping
 from unmask.training.denoising import build_denoising_trainer
 from unmask.training.logger import TrainingLogger
 from unmask.training.loop import train
 from unmask.training.optim import Muon
-from unmask.training.parallelism import FSDP
 from unmask.training.trainer import Trainer
 
 TRAINING = TrainingConfig(

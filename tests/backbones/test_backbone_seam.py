@@ -15,7 +15,7 @@ from host_reads import host_reads
 from unmask import MDLM, BlockDiffusion, Blockwise, ReMDM
 from unmask.backbones.base import Backbone, Capabilities, network_blocks
 from unmask.sampling.canvas import Canvas
-from unmask.training.muon import MuonOptimizer
+from unmask.training._muon import MuonOptimizer
 from unmask.training.optim import Muon
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from unmask import MDLM, Ancestral, Batch, BlockDiffusion, Blockwise, LanguageModel, ModelConfig, Vocab
 from unmask.backbones import BackboneConfig
 from unmask.backbones import hf as huggingface
+from unmask.backbones._hf_attention import hf_attention_mask
 from unmask.backbones.attention_mask import attention_layout
 from unmask.backbones.cache import KVCache
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig
-from unmask.backbones.hf_attention import hf_attention_mask
 from unmask.config import from_json, to_json
 from unmask.context import AttentionStages, Context
 from unmask.model import Denoiser

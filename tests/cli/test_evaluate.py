@@ -14,8 +14,8 @@ import pytest
 import tiny_models
 import unmask
 from reference_models import write_reference_model
-from unmask.cli.table import estimate_cell, print_table
 from unmask.evaluation.reference_model import CausalReferenceModel
+from unmask.report.formatting import estimate_cell, print_table
 
 TEXT = "abc cab\n\nbca abc a b c\n" * 12
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 
 import unmask
-from unmask.cli import generate as writing
-from unmask.cli.generate import GenerationOptions, _MeasureName, _RemaskingName
+from unmask.cli import _generate as writing
+from unmask.cli._generate import GenerationOptions, _MeasureName, _RemaskingName
 from unmask.sampling import (
     SAMPLERS,
     Blockwise,
@@ -124,8 +124,8 @@ def test_how_far_it_is_is_told_in_tokens_or_steps(
     folder: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines on stderr from the first step on, if nobody is to wait for them."""
-    monkeypatch.setattr("unmask.cli.progress._SHOW_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("unmask.cli.progress._LINE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("unmask.cli._progress._SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("unmask.cli._progress._LINE_INTERVAL_SECONDS", 0.0)
     request = (
         "sample",
         folder,
@@ -144,8 +144,8 @@ def test_how_far_it_is_is_told_in_tokens_or_steps(
 
 
 def test_uniform_noise_is_counted_in_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("unmask.cli.progress._SHOW_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("unmask.cli.progress._LINE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("unmask.cli._progress._SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("unmask.cli._progress._LINE_INTERVAL_SECONDS", 0.0)
     backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0)
     lm = unmask.LanguageModel.from_config(backbone, unmask.UniformDiffusion(), unmask.Tokenizer.characters("abc "))
     sampler = unmask.UniformAncestral(steps=3)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import unmask
-from unmask.cli import progress
+from unmask.cli import _progress as progress
 
 Command = Callable[..., Any]
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from unmask.cli import COMMANDS, command_function
-from unmask.cli.help import help_text
-from unmask.cli.parsing import parse
-from unmask.cli.signature import Inline, Option, Positional, command_arguments
+from unmask.cli._help import help_text
+from unmask.cli._parsing import parse
+from unmask.cli._signature import Inline, Option, Positional, command_arguments
 
 ENTRY = re.compile(r"  (-h, --help|--[a-z][a-z.-]*( \S+)*(, --[a-z-]+ \S+)*|[A-Z]+( \.\.\.)?)(  +(\S.*))?")
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from unmask.cli import progress as module
-from unmask.cli.progress import _format_amount, progress
+from unmask.cli import _progress as module
+from unmask.cli._progress import _format_amount, progress
 
 
 class Terminal(io.StringIO):

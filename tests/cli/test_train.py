@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import unmask
-from unmask.cli.prepare import _parse_shard
+from unmask.cli._prepare import _parse_shard
 from unmask.config import from_json, to_json
 from unmask.diffusion.schedule import Cosine
 from unmask.experiment import Experiment
@@ -138,7 +138,7 @@ def test_a_run_that_a_signal_stopped_exits_with_3(
 
 
 def test_preparing_tells_how_far_it_is(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("unmask.cli.progress._SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("unmask.cli._progress._SHOW_AFTER_SECONDS", 0.0)
     (tmp_path / "text").write_text("some text\n" * 100)
     request = ("prepare", str(tmp_path / "text"), "--tokenizer", "bytes", "--out", str(tmp_path / "corpus"))
     done = command(*request)
@@ -150,7 +150,7 @@ def test_preparing_tells_how_far_it_is(command: Command, monkeypatch: pytest.Mon
 def test_a_part_of_a_corpus_is_a_part_of_the_way(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("unmask.cli.progress._SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("unmask.cli._progress._SHOW_AFTER_SECONDS", 0.0)
     (tmp_path / "text").write_text("some text\n" * 100)
     options = ("--tokenizer", "bytes", "--out", str(tmp_path / "corpus"), "--lines", "--shard", "1/2")
     assert "of 500 bytes" in command("prepare", str(tmp_path / "text"), *options).err

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import unmask
-from unmask.cli import watch
-from unmask.cli.watch import (
+from unmask.cli import _watch as watch
+from unmask.cli._watch import (
     _MASK_GLYPH,
     _MASKED_STYLE,
     _NEW_STYLE,

@@ -18,14 +18,14 @@ from tokenizers import models
 
 from unmask.config import from_json, to_json
 from unmask.data.corpus import Corpus, PrepareConfig, Split, prepare, stale_reasons
+from unmask.data.corpus import _token_files as shards
 from unmask.data.corpus import build as encoding
-from unmask.data.corpus import token_files as shards
 from unmask.data.readers import SourceConfig, Sources
+from unmask.data.readers import _text as formats
 from unmask.data.readers import sources as source_module
-from unmask.data.readers import text as formats
-from unmask.data.readers.text import TextChunk
+from unmask.data.readers._text import TextChunk
 from unmask.data.tokenizers import Tokenizer
-from unmask.data.tokenizers.unknown_stats import UnknownStats
+from unmask.data.tokenizers._unknown_stats import UnknownStats
 from unmask.types import Vocab
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -19,7 +19,7 @@ import pytest
 from unmask.data.corpus import Corpus, PrepareConfig, is_corpus, prepare
 from unmask.data.corpus import build as encoding
 from unmask.data.readers import PromptCompletion, SourceConfig, Sources
-from unmask.data.readers.text import TextChunk
+from unmask.data.readers._text import TextChunk
 from unmask.io import atomic as folders
 from unmask.io import locks
 
@@ -400,7 +400,7 @@ def test_a_join_that_fails_leaves_no_manifest(source: Path, tmp_path: Path, monk
     out = tmp_path / "out"
     prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(0, 2)))
     with monkeypatch.context() as patch:
-        patch.setattr("unmask.data.corpus.shards._merge_arrays", full)
+        patch.setattr("unmask.data.corpus._shards._merge_arrays", full)
         with pytest.raises(ValueError, match=r"out cannot be written: No space left on device"):
             prepare([str(source)], out, "bytes", PrepareConfig(LINES.source, shard=(1, 2)))
     assert names(out) == ["shard-0-of-2", "shard-1-of-2"]
@@ -421,7 +421,7 @@ def test_a_joined_manifest_never_lists_replaced_files(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("unmask.data.corpus.shards._merge_if_complete", interrupt)
+        patch.setattr("unmask.data.corpus._shards._merge_if_complete", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare([str(source)], out, "bytes", other)
     assert not (out / "manifest.json").exists(), "killed between a new part and joining it"

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from unmask.data.tokenizers.fast_encoders import _pretokenize, sample_words
+from unmask.data.tokenizers._fast_encoders import _pretokenize, sample_words
 
 LIBRARY = pre_tokenizers.ByteLevel(add_prefix_space=False)
 TRICKY = st.text(alphabet=" \n\t\r'stlREmd foé漢—12²½Ⅷ\x1c\x85\xa0\u3000\u0301_<|>.,🙂", max_size=40)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.data.loader import ROW_LAYOUTS, Loader, PerDocument, RowLayout, Rows, Spans, TokenSource, Wrapped
-from unmask.data.loader.shuffle import feistel_permutation
+from unmask.data.loader._shuffle import feistel_permutation
 from unmask.types import Batch
 
 

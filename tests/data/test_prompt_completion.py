@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from unmask.config import from_json, override, to_json
 from unmask.data.corpus import Corpus, PrepareConfig, Split, prepare
+from unmask.data.corpus import _splits as holdout
 from unmask.data.corpus import build as encoding
-from unmask.data.corpus import splits as holdout
-from unmask.data.corpus.splits import assign_splits
+from unmask.data.corpus._splits import assign_splits
 from unmask.data.readers import AnyPairFormat, ChatRecord, PromptCompletion, SourceConfig, Sources, render_chat
-from unmask.data.readers import text as formats
-from unmask.data.readers.text import CHUNK_CHARS, TextChunk
+from unmask.data.readers import _text as formats
+from unmask.data.readers._text import CHUNK_CHARS, TextChunk
 from unmask.data.tokenizers import Tokenizer
 
 ROWS = [(f"What is {i} + {i}?", f"It is {2 * i}, naïvely." + " Yes!" * (i % 5)) for i in range(200)]

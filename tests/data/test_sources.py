@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unmask.data.readers import ColumnOptions, PromptCompletion, SourceConfig, Sources, read_texts
-from unmask.data.readers import fasta as sequences
-from unmask.data.readers import json_records as jsonrows
-from unmask.data.readers import text as formats
-from unmask.data.readers.text import CHUNK_CHARS, TextChunk, chunk_text, split_point
+from unmask.data.readers import _fasta as sequences
+from unmask.data.readers import _json_records as jsonrows
+from unmask.data.readers import _text as formats
+from unmask.data.readers._text import CHUNK_CHARS, TextChunk, chunk_text, split_point
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"real data sets are not at {DATA}")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unmask.data.corpus.splits import _LOOKAHEAD_CHARS, _MIN_SPLITTABLE_CHARS, SplitChunk, assign_splits
-from unmask.data.readers import text as formats
-from unmask.data.readers.text import CHUNK_CHARS, TextChunk
+from unmask.data.corpus._splits import _LOOKAHEAD_CHARS, _MIN_SPLITTABLE_CHARS, SplitChunk, assign_splits
+from unmask.data.readers import _text as formats
+from unmask.data.readers._text import CHUNK_CHARS, TextChunk
 
 
 def corpus(sizes: list[int]) -> list[TextChunk]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 from unmask.data.tokenizers import Tokenizer, get_tokenizer
-from unmask.data.tokenizers.backends import BPE_EOS_TOKEN
-from unmask.data.tokenizers.unknown_stats import UnknownStats
+from unmask.data.tokenizers._backends import BPE_EOS_TOKEN
+from unmask.data.tokenizers._unknown_stats import UnknownStats
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
 BYTES = Tokenizer.bytes()
@@ -150,7 +150,7 @@ def test_bpe_loses_nothing(text: str) -> None:
 
 
 def test_a_word_is_remembered_only_if_it_is_short_and_room_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.data.tokenizers.fast_encoders._MAX_CACHED_WORDS", 5)
+    monkeypatch.setattr("unmask.data.tokenizers._fast_encoders._MAX_CACHED_WORDS", 5)
     tokenizer = Tokenizer(BPE.backend)
     for text in ["the quick brown fox jumps over it", "x" * 500, "the lazy dog", "x" * 500]:
         assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)

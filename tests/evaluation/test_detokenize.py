@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.evaluation.detokenize import LAMBADA, LM1B, PTB, SCIENTIFIC_PAPERS, WIKITEXT, _Detokenizer
+from unmask.evaluation._detokenize import LAMBADA, LM1B, PTB, SCIENTIFIC_PAPERS, WIKITEXT, _Detokenizer
 
 SHORTER = [WIKITEXT, PTB, LM1B, SCIENTIFIC_PAPERS]
 

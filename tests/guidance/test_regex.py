@@ -24,10 +24,10 @@ from unmask import MDLM, Tokenizer
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.guidance.allowed_tokens import AllowedTokens
-from unmask.guidance.regex.byte_dfa import byte_dfa
+from unmask.guidance.regex._byte_dfa import byte_dfa
+from unmask.guidance.regex._token_bytes import token_bytes
 from unmask.guidance.regex.constraint import RegexConstraint
 from unmask.guidance.regex.limits import LRUCache
-from unmask.guidance.regex.token_bytes import token_bytes
 from unmask.guidance.regex.token_dfa import token_dfa
 from unmask.objectives import SEDD, BlockDiffusion
 from unmask.sampling import (
@@ -375,7 +375,7 @@ def test_refused_before_anything_is_drawn(pattern: str | list[str], message: str
 
 
 def test_a_pattern_that_needs_too_large_an_automaton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.guidance.regex.byte_dfa._MAX_STATES", 100)
+    monkeypatch.setattr("unmask.guidance.regex._byte_dfa._MAX_STATES", 100)
     for pattern in (".*a.{20}b", "(a{99}){99}"):
         with pytest.raises(ValueError, match="needs an automaton of more than 100 states"):
             byte_dfa(pattern)

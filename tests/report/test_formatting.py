@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from unmask.data.tokenizers import Tokenizer, token_texts
+from unmask.report._run_log import Curves, read_curves
+from unmask.report._sample_html import _luminance, _palette, palette_css
 from unmask.report.formatting import format_cell, format_with_error, human_count
-from unmask.report.run_log import Curves, read_curves
-from unmask.report.sample_html import _luminance, _palette, palette_css
 
 CURVES = Curves((), (), (), (), (), (), 0, (), (), (), ())
 

@@ -23,12 +23,12 @@ from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.likelihood.step_bounds import step_bounds
 from unmask.objectives import MDLM, SEDD, NextToken
 from unmask.report import ReportConfig, write_report
-from unmask.report.collect import _STEP_COUNTS, ReportData, collect
+from unmask.report._collect import _STEP_COUNTS, ReportData, collect
+from unmask.report._html import render_page
+from unmask.report._plots import make_plots
+from unmask.report._plotting import Plot
+from unmask.report._samples import RevealedSample, RevealedToken
 from unmask.report.formatting import format_with_error
-from unmask.report.html import render_page
-from unmask.report.plots import make_plots
-from unmask.report.plotting import Plot
-from unmask.report.samples import RevealedSample, RevealedToken
 from unmask.run import run_experiment
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW
@@ -312,11 +312,11 @@ def test_judged_samples_are_drawn(run: Path, tmp_path: Path) -> None:
 def test_a_report_is_replaced_whole_or_not_at_all(
     report: Path, run: Path, drawings: dict[str, Plot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unmask.report.plots.make_plots", lambda _: drawings)
+    monkeypatch.setattr("unmask.report._plots.make_plots", lambda _: drawings)
     before = (report / "index.html").read_bytes()
     (report / "stale.png").write_bytes(b"old")
     with monkeypatch.context() as broken:
-        broken.setattr("unmask.report.html.render_page", lambda *_: 1 / 0)
+        broken.setattr("unmask.report._html.render_page", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_report(run, config=QUICK)
     assert not list(run.glob(".report*"))

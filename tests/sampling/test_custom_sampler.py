@@ -13,9 +13,9 @@ from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
 from unmask.sampling import Autoregressive, Blockwise, Sampler, SemiAutoregressive
+from unmask.sampling._row_fns import DrawTokens
 from unmask.sampling.base import init_tokens
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.row_fns import DrawTokens
 from unmask.types import Tokens
 
 MASK = 4

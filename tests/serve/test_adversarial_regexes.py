@@ -18,9 +18,9 @@ from unmask import Guidance
 from unmask.guidance.regex.limits import cooperative_yield
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, token_dfa
 from unmask.sampling.factory import make_sampler
-from unmask.serve.engine import DeadlineError
-from unmask.serve.jobs import GeneratedSequence, generation_job
-from unmask.serve.regex_compiler import RegexCompiler
+from unmask.serve._engine import DeadlineError
+from unmask.serve._jobs import GeneratedSequence, generation_job
+from unmask.serve._regex_compiler import RegexCompiler
 
 SECONDS = 30
 
@@ -117,7 +117,7 @@ def test_who_computes_for_long_pauses_for_others() -> None:
 
 
 def test_a_row_with_a_large_pattern_is_what_it_is_in_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.serve.engine._COMPUTE_SLICE_SECONDS", 0.0)  # it pauses wherever it can
+    monkeypatch.setattr("unmask.serve._engine._COMPUTE_SLICE_SECONDS", 0.0)  # it pauses wherever it can
     lm = language_model()
     guide, sampler = Guidance(regex="(a|b)*a(a|b){5}"), make_sampler(lm.denoiser, "random-order", 4)
     ids = [*lm.tokenizer.encode("abc"), *[lm.vocab.mask_id] * 12]  # type: ignore[union-attr]

@@ -8,9 +8,9 @@ import pytest
 
 from live_server import LENGTH, LiveServer, language_model, live_server
 from unmask import Ancestral, SamplingParams
-from unmask.serve.api_docs import _EXAMPLES
-from unmask.serve.compat import IGNORED_FIELDS, NEUTRAL_VALUES
-from unmask.serve.schemas import CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
+from unmask.serve._api_docs import _EXAMPLES
+from unmask.serve._compat import IGNORED_FIELDS, NEUTRAL_VALUES
+from unmask.serve._schemas import CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
 
 GOOD = {"prompt": "ab", "max_tokens": 5, "steps": 3, "seed": 1}
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from live_server import LiveServer, live_server, wait_until
-from unmask.serve.connection import Connection, _max_connections
+from unmask.serve._connection import Connection, _max_connections
 from unmask.serve.service import RequestHandle
 
 HEAD = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -16,9 +16,9 @@ from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance import Guidance
 from unmask.sampling import SAMPLERS
 from unmask.sampling.factory import make_sampler
-from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, InternalError, QueueFullError
-from unmask.serve.jobs import GeneratedSequence, generation_job, scoring_job
-from unmask.serve.metrics import Metrics
+from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, InternalError, QueueFullError
+from unmask.serve._jobs import GeneratedSequence, generation_job, scoring_job
+from unmask.serve._metrics import Metrics
 
 
 def test_in_company_a_row_is_what_it_is_alone() -> None:

@@ -13,7 +13,7 @@ from unmask.data.tokenizers import get_tokenizer
 from unmask.objectives import Objective, UniformDiffusion
 from unmask.sampling.canvas import parse_template
 from unmask.sampling.factory import default_sampler
-from unmask.serve.examples import example_templates
+from unmask.serve._examples import example_templates
 
 
 def bpe(*texts: str) -> Tokenizer:

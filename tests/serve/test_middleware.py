@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from live_server import LiveServer, live_server
+from unmask.serve._middleware import validate_origin
 from unmask.serve.limits import Limits
-from unmask.serve.middleware import validate_origin
 
 ROUTES = [
     "/",

@@ -12,8 +12,8 @@ from engine_harness import GatedNetwork, PendingTasks, canvas_ids, running_engin
 from live_server import language_model, wait_until
 from unmask import LanguageModel
 from unmask.sampling.factory import make_sampler
-from unmask.serve.engine import QueueFullError
-from unmask.serve.jobs import GeneratedSequence, generation_job
+from unmask.serve._engine import QueueFullError
+from unmask.serve._jobs import GeneratedSequence, generation_job
 
 LONG = 140
 

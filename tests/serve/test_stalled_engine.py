@@ -14,10 +14,10 @@ import pytest
 from engine_harness import GatedNetwork, PendingTasks, canvas_ids
 from live_server import LiveServer, language_model, live_server, wait_until
 from unmask.sampling.factory import make_sampler
-from unmask.serve.engine import Engine, EngineClosedError
-from unmask.serve.jobs import generation_job
+from unmask.serve._engine import Engine, EngineClosedError
+from unmask.serve._jobs import generation_job
+from unmask.serve._metrics import Metrics
 from unmask.serve.limits import Limits
-from unmask.serve.metrics import Metrics
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.model import Denoiser
 from unmask.sampling import Confidence, EntropyBounded, Threshold
-from unmask.sampling.row_fns import DrawTokens, DrawWithConfidence
-from unmask.serve import step_batching as batching
-from unmask.serve.step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
+from unmask.sampling._row_fns import DrawTokens, DrawWithConfidence
+from unmask.serve import _step_batching as batching
+from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
 
 VOCAB = Vocab(7, 6)
 
@@ -69,7 +69,7 @@ def test_who_wants_the_same_of_the_lines_is_served_at_once(monkeypatch: pytest.M
         drawn.append(len(weights))
         return sample_inverse_cdf(weights, *rest, **options)
 
-    monkeypatch.setattr("unmask.sampling.row_fns.sample_inverse_cdf", watched)
+    monkeypatch.setattr("unmask.sampling._row_fns.sample_inverse_cdf", watched)
     sampler = Confidence(steps=3)
     questions = []
     for n in range(9):

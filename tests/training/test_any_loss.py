@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import host_reads
 from unmask.distributed import Distributed, init_distributed
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
 from unmask.training.config import TrainingConfig
 from unmask.training.hooks import Hook
 from unmask.training.logger import TrainingLogger

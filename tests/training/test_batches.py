@@ -10,7 +10,7 @@ import torch
 
 import training_worker as worker
 from unmask.distributed import Distributed
-from unmask.training.batches import CheckedBatches, Prefetcher, RandomLength
+from unmask.training._batches import CheckedBatches, Prefetcher, RandomLength
 from unmask.types import Batch, Vocab
 
 CPU = torch.device("cpu")

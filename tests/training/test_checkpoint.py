@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
 from unmask.training.logger import TrainingLogger
 
 
@@ -98,7 +98,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for where in ("torch.distributed.checkpoint.filesystem.torch.save", "unmask.training.checkpoint.fsync"):
+    for where in ("torch.distributed.checkpoint.filesystem.torch.save", "unmask.training._checkpoint.fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(where, full)
             with pytest.raises(OSError, match="No space left on device") as error:

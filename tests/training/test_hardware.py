@@ -21,9 +21,9 @@ from unmask.context import Context
 from unmask.distributed import Distributed
 from unmask.hardware.flops import count_flops, measure_peak_flops
 from unmask.hardware.memory import is_out_of_memory, oom_advice
-from unmask.training.compile import compile_blocks
+from unmask.training._compile import compile_blocks
+from unmask.training._throughput import ThroughputMeter
 from unmask.training.optim import AdamW, Muon
-from unmask.training.throughput import ThroughputMeter
 
 WORKER = Path(worker.__file__)
 WIDTH, DEPTH, LENGTH, VOCABULARY, ROWS = 64, 3, 48, 130, 4
@@ -122,7 +122,7 @@ def test_the_peak_is_that_of_a_large_product_and_soon_found() -> None:
 
 
 def test_pace_is_work_over_time_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.training.throughput.measure_peak_flops", lambda *_: 1000.0)
+    monkeypatch.setattr("unmask.training._throughput.measure_peak_flops", lambda *_: 1000.0)
     pace = ThroughputMeter(Distributed(), False, tokens=100, flops=1e6)
     pace.seconds = 2.0
     assert pace.metrics(130, 1e6 + 500) == {"tokens_per_second": 15.0, "mfu": 0.25}

@@ -13,7 +13,7 @@ import torch
 from host_reads import host_reads
 from unmask import DiTConfig, ModelConfig, Vocab
 from unmask.objectives import D3PM, MDLM, OBJECTIVES, SEDD, BlockDiffusion, Objective
-from unmask.training.batches import CheckedBatches
+from unmask.training._batches import CheckedBatches
 from unmask.training.config import TrainingConfig
 from unmask.training.loss import DenoisingLoss
 from unmask.training.trainer import Trainer

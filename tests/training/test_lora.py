@@ -24,12 +24,12 @@ from unmask.backbones.dit import LlamaBlock, LocalInit
 from unmask.config import from_json, to_json
 from unmask.data.loader import Loader, PromptCompletionRows
 from unmask.distributed import Distributed, init_distributed
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
+from unmask.training._parallelism import DDP, FSDP
 from unmask.training.config import TrainingConfig
 from unmask.training.denoising import build_denoising_trainer
 from unmask.training.lora import LoRA, merge_lora
 from unmask.training.optim import AdamW, AnyOptimizer, Muon
-from unmask.training.parallelism import DDP, FSDP
 from unmask.training.trainer import Trainer
 
 END, MASK = 0, 9

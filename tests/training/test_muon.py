@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from unmask.training.muon import MuonOptimizer, _newton_schulz, _orthogonalize
+from unmask.training._muon import MuonOptimizer, _newton_schulz, _orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (20, 90), (90, 20)])

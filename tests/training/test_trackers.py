@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from unmask.config import from_json, to_json
+from unmask.training._trackers import TensorBoard, Tracker, WandB
 from unmask.training.config import TrainingConfig
 from unmask.training.logger import TrainingLogger
-from unmask.training.trackers import TensorBoard, Tracker, WandB
 
 FIGURES = {"loss": 2.5, "tokens_per_second": 100.0}
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import training_worker as worker
 from unmask.distributed import Distributed
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
 from unmask.training.curriculum import VarianceClipping
 from unmask.training.ema import EMA
 from unmask.training.logger import TrainingLogger

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unmask.backbones._hf_attention import HFCacheAdapter, hf_attention_mask
 from unmask.backbones.attention_mask import AttentionLayout, attention_layout
 from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
 from unmask.backbones.cache import KVCache, KVCacheView, kv_view
-from unmask.backbones.hf_attention import HFCacheAdapter, hf_attention_mask
 from unmask.context import AttentionStages, Context
 from unmask.io.untrusted import parse_json
 from unmask.types import Positions, Queries, Times, Tokens, Vocab
@@ -245,7 +245,7 @@ class HFBackbone(Backbone):
             view = attention_layout(3, device, causal=False, context=Context(stages=order))
             mask = hf_attention_mask(view, None if self.future_visibility is None else 1.0, self.model)
             try:
-                with eval_mode(self.model):
+                with _eval_mode(self.model):
                     hidden = self._hidden_states(self.embed(pair), view, mask)[:, :2]
             except Exception:  # however it fails on such a mask
                 return False
@@ -264,7 +264,7 @@ class HFBackbone(Backbone):
         passing = self.model.get_submodule(self.lm_head_name)
         handle = passing.register_forward_hook(lambda *_: said)
         try:
-            with eval_mode(self.model):
+            with _eval_mode(self.model):
                 heard = self.model(input_ids=tokens, return_dict=True).logits
             same = torch.equal(heard, said)
         except Exception as error:  # a head that is used otherwise than called
@@ -334,7 +334,7 @@ def _find_position_offset(model: nn.Module) -> int:
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     """No dropout, and afterwards all as it was."""
     awake = [module for module in model.modules() if module.training]
     for module in awake:

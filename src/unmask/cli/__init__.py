@@ -105,7 +105,7 @@ def command_function(command: str) -> Callable[..., Any]:
     from unmask.config import lookup
 
     module, _, name = lookup(command, COMMANDS, "command").partition(".")
-    found: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), name)
+    found: Callable[..., Any] = getattr(import_module(f"{__name__}._{module}"), name)
     return found
 
 
@@ -121,9 +121,9 @@ def _dispatch(arguments: list[str]) -> None:
 
         print(f"unmask {__version__}")
     else:
-        from unmask.cli.help import help_text
-        from unmask.cli.parsing import HELP_FLAGS as ASKED
-        from unmask.cli.parsing import parse
+        from unmask.cli._help import help_text
+        from unmask.cli._parsing import HELP_FLAGS as ASKED
+        from unmask.cli._parsing import parse
 
         called = command_function(command)
         if set(ASKED) & set(itertools.takewhile(lambda word: word != "--", rest)):

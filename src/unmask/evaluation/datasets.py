@@ -27,7 +27,7 @@ from pathlib import Path
 
 from unmask.data.corpus import Corpus, is_corpus
 from unmask.data.readers import STDLIB_SOURCE, ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
-from unmask.evaluation import detokenize
+from unmask.evaluation import _detokenize as detokenize
 from unmask.io.hub import HUB_PREFIX
 
 __all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.context import Context
 from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
-from unmask.guidance.calls import (
+from unmask.guidance._calls import (
     cache_offset,
     query_indices,
     renormalize_like,

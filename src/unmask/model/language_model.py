@@ -21,9 +21,9 @@ from unmask.guidance import AllowedTokens, Guidance, GuidanceFn
 from unmask.hardware.memory import check_memory
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
+from unmask.model._text_encoder import TextEncoder
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
-from unmask.model.text_encoder import TextEncoder
 from unmask.objectives import Objective
 from unmask.sampling.base import Sampler
 from unmask.sampling.blockwise import Blockwise

@@ -28,16 +28,16 @@ from unmask.io.locks import file_lock
 from unmask.io.untrusted import read_json_object, require_regular_file
 from unmask.model import LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer
-from unmask.pretrained.config_checks import check_depth, meta_shapes
+from unmask.pretrained._config_checks import check_depth, meta_shapes
+from unmask.pretrained._hub import resolve_hub
 from unmask.pretrained.formats import FORMATS, Format, hf
-from unmask.pretrained.formats.gguf import find_gguf_file, load_gguf
-from unmask.pretrained.formats.hf_tokenizer import (
+from unmask.pretrained.formats._hf_tokenizer import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     load_hf_tokenizer,
     make_tokenizer_config,
 )
-from unmask.pretrained.hub import resolve_hub
+from unmask.pretrained.formats.gguf import find_gguf_file, load_gguf
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import list_weight_files, read_meta_state_dict, read_state_dict, unique_tensors
 from unmask.registry import AllowCode

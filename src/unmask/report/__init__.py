@@ -13,7 +13,7 @@ from unmask.registry import AllowCode
 from unmask.report.config import ReportConfig
 
 if TYPE_CHECKING:
-    from unmask.report.collect import ProgressContext
+    from unmask.report._collect import ProgressContext
 
 __all__ = ["ReportConfig", "write_report"]
 
@@ -33,10 +33,10 @@ def write_report(
     If the run is not finished, its latest checkpoint is measured. An older report is replaced atomically, once
     the new one is complete. `progress` shows each part of the work.
     """
-    from unmask.report.collect import collect, no_progress
-    from unmask.report.html import render_page
-    from unmask.report.plots import make_plots
-    from unmask.report.plotting import require_matplotlib
+    from unmask.report._collect import collect, no_progress
+    from unmask.report._html import render_page
+    from unmask.report._plots import make_plots
+    from unmask.report._plotting import require_matplotlib
 
     require_matplotlib()
     progress = progress or no_progress

@@ -1,8 +1,9 @@
-"""Numbers formatted for pages and tables."""
+"""Numbers and tables formatted for pages and the terminal."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 MISSING_VALUE = "-"
 """Shown where there is no number."""
@@ -36,3 +37,16 @@ def format_cell(value: float | str | None) -> str:
     if value is None:
         return MISSING_VALUE
     return value if isinstance(value, str) else f"{value:,.5g}" if isinstance(value, float) else f"{value:,}"
+
+
+def estimate_cell(value: float | None, error: float | None) -> str:
+    """Such as 3.214 ± 0.012; without an error, four digits."""
+    return " ".join(filter(None, format_with_error(value, error)))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """On stdout; the first column to the left, the others to the right."""
+    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    for line in (header, *rows):
+        cells = [f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join([f"{line[0]:<{widths[0]}}", *cells]).rstrip())

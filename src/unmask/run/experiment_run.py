@@ -19,9 +19,9 @@ from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
 from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.registry import AllowCode
-from unmask.run.build import build_trainer
+from unmask.run._build import build_trainer
+from unmask.run._prepare import load_init_model, prepare_corpus, read_experiment
 from unmask.run.export import export_model
-from unmask.run.prepare import load_init_model, prepare_corpus, read_experiment
 from unmask.training.logger import TrainingLogger
 from unmask.training.loop import train as run_training_loop
 from unmask.training.run_folder import RunFolder

@@ -16,8 +16,8 @@ from unmask.io.untrusted import read_json_object
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.pretrained import CardMetadata, EvalResult, TrainingFacts, save
 from unmask.registry import AllowCode
-from unmask.run.build import initial_denoiser
-from unmask.run.prepare import load_init_model, read_experiment
+from unmask.run._build import initial_denoiser
+from unmask.run._prepare import load_init_model, read_experiment
 from unmask.training.ema import trainable_parameters
 from unmask.training.lora import merge_lora
 from unmask.training.run_folder import RunFolder

@@ -29,9 +29,9 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform, seeded_uniform_array
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import Masking
+from unmask.sampling._row_fns import DrawTokens
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.row_fns import DrawTokens
 from unmask.sampling.unmasking import (
     host_mask,
     ranks,

@@ -13,9 +13,9 @@ from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform_array
 from unmask.diffusion.process import LeftToRight, shift_right
+from unmask.sampling._row_fns import DrawTokens
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.row_fns import DrawTokens
 from unmask.sampling.unmasking import host_mask, scatter_tokens, to_device
 from unmask.types import Tokens
 

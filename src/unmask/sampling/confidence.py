@@ -18,9 +18,9 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.noise_level import validate_steps
 from unmask.diffusion.process import Masking
+from unmask.sampling._row_fns import DrawTokens, DrawWithConfidence
 from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.row_fns import DrawTokens, DrawWithConfidence
 from unmask.sampling.unmasking import (
     IntArray,
     host_mask,

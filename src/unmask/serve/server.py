@@ -18,10 +18,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from unmask.model import LanguageModel
-from unmask.serve.app import create_app
-from unmask.serve.connection import Connection
-from unmask.serve.engine import SHUTDOWN_GRACE_SECONDS
-from unmask.serve.middleware import LOOPBACK_HOSTS, validate_origin
+from unmask.serve._app import create_app
+from unmask.serve._connection import Connection
+from unmask.serve._engine import SHUTDOWN_GRACE_SECONDS
+from unmask.serve._middleware import LOOPBACK_HOSTS, validate_origin
 from unmask.serve.service import Service
 
 _FINAL_RESPONSE_SECONDS = 2.0

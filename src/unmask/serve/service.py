@@ -16,13 +16,13 @@ from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.model import LanguageModel
 from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Sampler
 from unmask.sampling.factory import default_sampler, make_sampler
-from unmask.serve.engine import DeadlineError, Engine, EngineClosedError, Job, Task
-from unmask.serve.examples import example_templates
+from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
+from unmask.serve._examples import example_templates
+from unmask.serve._metrics import Metrics
+from unmask.serve._regex_compiler import RegexCompiler
+from unmask.serve._schemas import GenerationRequest, ModelCard
+from unmask.serve._text_codec import MaskedText, TextCodec
 from unmask.serve.limits import Limits
-from unmask.serve.metrics import Metrics
-from unmask.serve.regex_compiler import RegexCompiler
-from unmask.serve.schemas import GenerationRequest, ModelCard
-from unmask.serve.text_codec import MaskedText, TextCodec
 
 _DEFAULT_MAX_LENGTH = 4096
 """The longest sequence where the model has no limit."""

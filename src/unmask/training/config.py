@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unmask.training._parallelism import DDP, Parallelism
+from unmask.training._trackers import AnyTracker
 from unmask.training.curriculum import AnyCurriculum
 from unmask.training.optim import AdamW, AnyLRSchedule, AnyOptimizer, ConstantLR
-from unmask.training.parallelism import DDP, Parallelism
-from unmask.training.trackers import AnyTracker
 
 _AT_LEAST_ONE = (
     "steps",

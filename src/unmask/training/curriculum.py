@@ -13,7 +13,7 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import BlockMasking
 from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes
 from unmask.objectives.base import MaskedObjective, Objective
-from unmask.training.batches import Batches
+from unmask.training._batches import Batches
 from unmask.training.hooks import Hook
 from unmask.training.loss import DenoisingLoss
 from unmask.types import Batch

@@ -6,7 +6,7 @@ from typing import Any
 
 from unmask.distributed import Distributed
 from unmask.objectives.base import Objective
-from unmask.training.batches import Batches, CheckedBatches, RandomLength
+from unmask.training._batches import Batches, CheckedBatches, RandomLength
 from unmask.training.config import TrainingConfig
 from unmask.training.hooks import AttentionAnnealing, Hook
 from unmask.training.loss import DenoisingLoss

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from unmask.io.atomic import atomic_file
-from unmask.training.trackers import AnyTracker, Tracker
+from unmask.training._trackers import AnyTracker, Tracker
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from unmask.hardware.memory import OutOfMemoryError, is_out_of_memory, oom_advice, retain_freed_memory
 from unmask.hardware.precision import bf16_is_faster
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
+from unmask.training._throughput import ThroughputMeter
 from unmask.training.logger import TrainingLogger
-from unmask.training.throughput import ThroughputMeter
 from unmask.training.trainer import Trainer
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unmask.backbones.base import network_blocks
+from unmask.training._muon import MuonOptimizer
 from unmask.training.ema import trainable_parameters
-from unmask.training.muon import MuonOptimizer
 
 
 def _validate_lr(lr: float) -> None:

@@ -26,7 +26,7 @@ from unmask.io.atomic import atomic_file
 from unmask.io.locks import folder_lock
 from unmask.io.untrusted import read_json_object
 from unmask.registry import AllowCode
-from unmask.training.checkpoint import CheckpointStore
+from unmask.training._checkpoint import CheckpointStore
 from unmask.training.logger import METRICS_FILE, record_step
 from unmask.training.trainer import Trainer
 

@@ -20,15 +20,15 @@ from torch.optim import Optimizer
 
 from unmask.distributed import Distributed
 from unmask.hardware.flops import count_flops
-from unmask.training.batches import Batches, Prefetcher
-from unmask.training.checkpoint import CheckpointStore
-from unmask.training.compile import compile_blocks
+from unmask.training._batches import Batches, Prefetcher
+from unmask.training._checkpoint import CheckpointStore
+from unmask.training._compile import compile_blocks
+from unmask.training._parallelism import ParallelModel
 from unmask.training.config import TrainingConfig
 from unmask.training.ema import EMA
 from unmask.training.hooks import Hook
 from unmask.training.loss import LossFn
 from unmask.training.optim import LRScheduler
-from unmask.training.parallelism import ParallelModel
 
 _STATE_DICT_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Checkpoints hold what is trained: a frozen network is what the run began with."""

@@ -10,18 +10,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from unmask.data.corpus.manifest import (
+from unmask.data.corpus._manifest import (
     MANIFEST_FILE,
     Manifest,
     PrepareConfig,
     SourceRecord,
     TokenizerRecord,
 )
-from unmask.data.corpus.splits import SplitChunk, assign_splits
+from unmask.data.corpus._splits import SplitChunk, assign_splits
+from unmask.data.corpus._token_files import SplitWriter
 from unmask.data.corpus.text_stats import TextStats
-from unmask.data.corpus.token_files import SplitWriter
+from unmask.data.readers._text import CHUNK_CHARS, TextChunk
 from unmask.data.readers.sources import Sources
-from unmask.data.readers.text import CHUNK_CHARS, TextChunk
 from unmask.data.tokenizers import MIN_BPE_VOCAB_SIZE, BaseTokenizer, TokenIds, Tokenizer, UnknownStats, get_tokenizer
 from unmask.registry import AllowCode, kind_of
 

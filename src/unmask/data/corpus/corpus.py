@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unmask.data.corpus._describe import describe_corpus
+from unmask.data.corpus._manifest import MANIFEST_FILE, Manifest
+from unmask.data.corpus._token_files import INDEX_DTYPE, Split
 from unmask.data.corpus.build import TOKENIZER_FILE, TRAIN_SPLIT
-from unmask.data.corpus.describe import describe_corpus
-from unmask.data.corpus.manifest import MANIFEST_FILE, Manifest
-from unmask.data.corpus.token_files import INDEX_DTYPE, Split
 from unmask.data.tokenizers import BaseTokenizer, load_tokenizer
 from unmask.io.checksums import sha256_of_file
 from unmask.registry import AllowCode

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from unmask.data.corpus._manifest import Manifest, PrepareConfig
+from unmask.data.corpus._shards import find_shards, open_if_matching, prepare_shard
 from unmask.data.corpus.build import CorpusBuild, ProgressFn
 from unmask.data.corpus.corpus import Corpus
-from unmask.data.corpus.manifest import Manifest, PrepareConfig
-from unmask.data.corpus.shards import find_shards, open_if_matching, prepare_shard
 from unmask.data.readers import Sources
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.io.atomic import atomic_folder

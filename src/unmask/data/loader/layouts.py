@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 import torch
 
-from unmask.data.corpus.token_files import IntArray
-from unmask.data.loader.shuffle import derive_key
+from unmask.data.corpus._token_files import IntArray
+from unmask.data.loader._shuffle import derive_key
 from unmask.types import Batch
 
 

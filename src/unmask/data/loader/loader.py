@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from unmask.data.corpus.token_files import IntArray
+from unmask.data.corpus._token_files import IntArray
+from unmask.data.loader._shuffle import derive_key, feistel_permutation
 from unmask.data.loader.layouts import RowLayout, Rows, Spans, TokenSource
-from unmask.data.loader.shuffle import derive_key, feistel_permutation
 from unmask.types import Batch
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import torch
 
-from unmask.data.corpus.token_files import IntArray
+from unmask.data.corpus._token_files import IntArray
 from unmask.data.loader.layouts import RowLayout, Rows, Spans, TokenSource
 from unmask.types import Batch
 

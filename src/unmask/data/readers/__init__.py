@@ -1,8 +1,9 @@
 """Readers of text sources: files, folders, tables, FASTA, saved datasets, the hub."""
 
+from unmask.data.readers._records import AnyPairFormat, ChatRecord, PromptCompletion, render_chat
+from unmask.data.readers._text import validate_text
 from unmask.data.readers.config import SourceConfig
 from unmask.data.readers.hub_dataset import HubDataset
-from unmask.data.readers.records import AnyPairFormat, ChatRecord, PromptCompletion, render_chat
 from unmask.data.readers.sources import STDLIB_SOURCE, Sources, read_texts
 from unmask.data.readers.tables import ColumnOptions
 
@@ -17,4 +18,5 @@ __all__ = [
     "Sources",
     "read_texts",
     "render_chat",
+    "validate_text",
 ]

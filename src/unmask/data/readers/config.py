@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, TypeAlias
 
-from unmask.data.readers.fasta import FASTA_READERS
-from unmask.data.readers.json_records import JSON_READERS
-from unmask.data.readers.records import AnyPairFormat, RecordFormat, TextRecord, read_records
+from unmask.data.readers._fasta import FASTA_READERS
+from unmask.data.readers._json_records import JSON_READERS
+from unmask.data.readers._records import AnyPairFormat, RecordFormat, TextRecord, read_records
+from unmask.data.readers._text import DEFAULT_ENCODING, TextChunk, read_lines, read_text, validate_encoding
 from unmask.data.readers.tables import table_readers
-from unmask.data.readers.text import DEFAULT_ENCODING, TextChunk, read_lines, read_text, validate_encoding
 from unmask.io.hub import HUB_PREFIX
 
 _DocumentReader: TypeAlias = Callable[[BinaryIO, str], Iterator[TextChunk]]

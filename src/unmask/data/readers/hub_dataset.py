@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from unmask.data.readers._text import validate_text
 from unmask.data.readers.tables import ColumnOptions, select_columns
-from unmask.data.readers.text import validate_text
 from unmask.io.errors import first_line, import_optional
 from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session
 

@@ -20,12 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
+from unmask.data.readers._save_to_disk import DATASET_DICT_FILE, saved_dataset_files
+from unmask.data.readers._text import TextChunk, chunk_document, decode_stream, numbered_lines
 from unmask.data.readers.config import SourceConfig
 from unmask.data.readers.files import format_suffix, list_files, open_file
 from unmask.data.readers.hub_dataset import HubDataset, join_columns
-from unmask.data.readers.save_to_disk import DATASET_DICT_FILE, saved_dataset_files
 from unmask.data.readers.tables import ColumnOptions, table_readers
-from unmask.data.readers.text import TextChunk, chunk_document, decode_stream, numbered_lines
 from unmask.io.checksums import sha256_of_files
 from unmask.io.errors import os_errors_as_value_error
 from unmask.io.hub import HUB_PREFIX

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
-from unmask.data.readers.json_records import JSON_READERS
-from unmask.data.readers.text import DEFAULT_ENCODING, decode_stream, format_names, numbered_lines
+from unmask.data.readers._json_records import JSON_READERS
+from unmask.data.readers._text import DEFAULT_ENCODING, decode_stream, format_names, numbered_lines
 from unmask.io.errors import first_line, import_optional
 
 ColumnOptions: TypeAlias = Sequence[tuple[str, ...]]

@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 from unmask.config import from_json, suggest
-from unmask.data.tokenizers.backends import MIN_BPE_VOCAB_SIZE
+from unmask.data.tokenizers._backends import MIN_BPE_VOCAB_SIZE
+from unmask.data.tokenizers._fast_encoders import TokenIds
+from unmask.data.tokenizers._unknown_stats import UnknownStats
 from unmask.data.tokenizers.base import REPLACEMENT_CHAR, BaseTokenizer, token_texts
-from unmask.data.tokenizers.fast_encoders import TokenIds
 from unmask.data.tokenizers.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
-from unmask.data.tokenizers.unknown_stats import UnknownStats
 from unmask.io.hub import HUB_PREFIX
 from unmask.io.untrusted import parse_json, read_bytes
 from unmask.registry import AllowCode, Family, build

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from unmask.config import to_json
-from unmask.data.tokenizers.fast_encoders import TokenIds, UIntDtype
-from unmask.data.tokenizers.unknown_stats import MAX_UNKNOWN_FRACTION, UnknownStats
+from unmask.data.tokenizers._fast_encoders import TokenIds, UIntDtype
+from unmask.data.tokenizers._unknown_stats import MAX_UNKNOWN_FRACTION, UnknownStats
 
 REPLACEMENT_CHAR = "\ufffd"
 """What bytes that are not UTF-8 are decoded to."""

@@ -14,10 +14,10 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models
 
-from unmask.data.tokenizers import backends
+from unmask.data.tokenizers import _backends as backends
+from unmask.data.tokenizers._fast_encoders import ByteEncoder, CachedWordEncoder, CharEncoder, TokenIds
+from unmask.data.tokenizers._unknown_stats import IUPAC_CODES, UnknownStats
 from unmask.data.tokenizers.base import BaseTokenizer
-from unmask.data.tokenizers.fast_encoders import ByteEncoder, CachedWordEncoder, CharEncoder, TokenIds
-from unmask.data.tokenizers.unknown_stats import IUPAC_CODES, UnknownStats
 from unmask.io.errors import first_line
 from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session
 from unmask.io.untrusted import read_bytes

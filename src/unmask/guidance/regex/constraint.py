@@ -21,8 +21,8 @@ from torch import Tensor
 from unmask.context import Context
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
-from unmask.guidance.calls import cache_offset, query_indices, resolve_sequence_ids, validate_shape
-from unmask.guidance.regex.backward_messages import (
+from unmask.guidance._calls import cache_offset, query_indices, resolve_sequence_ids, validate_shape
+from unmask.guidance.regex._backward_messages import (
     FREE,
     MAX_MESSAGE_WORK,
     QUERIED,

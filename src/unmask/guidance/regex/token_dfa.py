@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.data.tokenizers import BaseTokenizer
-from unmask.guidance.regex.byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
+from unmask.guidance.regex._byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
+from unmask.guidance.regex._token_bytes import token_bytes
 from unmask.guidance.regex.limits import LRUCache, WorkBudget, cooperative_yield
-from unmask.guidance.regex.token_bytes import token_bytes
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.signedinteger[Any]]

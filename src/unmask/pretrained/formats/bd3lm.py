@@ -11,7 +11,7 @@ from unmask.diffusion.schedule import LogLinear
 from unmask.diffusion.time_sampling import AnyTimes, ClippedTimes, UniformTimes
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import BlockDiffusion
-from unmask.pretrained.config_checks import ConfigReader
+from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats import mdlm
 
 

@@ -13,7 +13,7 @@ from unmask.backbones.dit import DiTConfig, LlamaBlock
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
-from unmask.pretrained.config_checks import (
+from unmask.pretrained._config_checks import (
     ConfigReader,
     check_exportable,
     meta_shapes,

@@ -19,7 +19,7 @@ from unmask.backbones.layers import TimeEmbedding
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion
-from unmask.pretrained.config_checks import (
+from unmask.pretrained._config_checks import (
     ConfigReader,
     check_exportable,
     meta_shapes,

@@ -1,0 +1,164 @@
+"""What commands share: the types of their arguments, and what becomes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from unmask.cli._signature import Option, Positional
+from unmask.registry import build, resolve
+
+if TYPE_CHECKING:
+    from unmask.data.tokenizers import BaseTokenizer
+    from unmask.model import LanguageModel
+
+_T = TypeVar("_T")
+
+ModelPath = Annotated[Path, Positional()]
+TextArg = Annotated[str, Positional()]
+TextArgs = Annotated[tuple[str, ...], Positional()]
+RecipeArg = Annotated[str, Positional(), Option(completions="unmask.recipes:RECIPES")]
+Count = Annotated[int, Option(aliases=("--count",))]
+"""torchrun takes --n for an option of its own, cut short; hence the other name."""
+JsonFlag = Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")]
+
+ResultsPath = Annotated[
+    Path | None, Option(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
+]
+
+
+AllowCodeFlag = Annotated[
+    bool,
+    Option(help="Import the classes from outside unmask that a folder names; only for folders that you trust."),
+]
+
+
+def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool = False) -> LanguageModel:
+    """The model in a folder; torch is imported here, so that help needs none."""
+    from unmask.pretrained import load
+
+    allow_imports(allow_code)
+    return load(folder, require_tokenizer=require_tokenizer, allow_code=allow_code)
+
+
+@contextmanager
+def load_distributed(folder: Path, allow_code: bool = False) -> Iterator[tuple[LanguageModel, bool]]:
+    """The model, its work split over the processes of `torchrun`; and whether this process prints."""
+    from unmask.distributed import init_distributed
+
+    with init_distributed() as distributed:
+        yield load_model(folder, allow_code=allow_code).distribute(distributed), distributed.is_main
+
+
+def allow_imports(allow: bool = True) -> None:
+    """If code is allowed, make the current folder importable, as `python -m` does."""
+    if allow and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def import_typed(name: str, base: type[Any]) -> Any:
+    """The object package.module:name that the user typed: a class, an instance or a function of the family."""
+    allow_imports()
+    return resolve(name, base)
+
+
+def build_typed(name: str, base: type[_T]) -> _T:
+    """The instance that package.module:name is or returns."""
+    allow_imports()
+    return build(name, base)
+
+
+def import_tokenizer(name: str) -> str | BaseTokenizer:
+    """A tokenizer that is typed as package.module:name; any other name stays a name."""
+    from unmask.data.tokenizers import TOKENIZERS, is_external
+
+    return build_typed(name, TOKENIZERS.base) if is_external(name) else name
+
+
+def model_fingerprint(folder: Path) -> dict[str, str]:
+    """What tells the model apart: its place, and the SHA-256 of its weights."""
+    from unmask.pretrained import resolve_model_folder
+    from unmask.pretrained.state_dict import list_weight_files
+
+    digest, place = hashlib.sha256(), resolve_model_folder(folder)
+    for name in list_weight_files(place):
+        with (place / name).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return {"folder": str(folder), "sha256": digest.hexdigest()}
+
+
+def write_results(
+    results: dict[str, Any],
+    seed: int,
+    data: Mapping[str, str],
+    model: Mapping[str, str],
+    out: Path | None,
+    as_json: bool,
+) -> bool:
+    """Write figures and what made them to the file `out` and, if `as_json`, to stdout; whether to stdout."""
+    from unmask.provenance import collect_provenance
+
+    whole = {**results, "provenance": collect_provenance(seed, data, model)}
+    if as_json:
+        print_json(whole)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = out.with_name(f".{out.name}.writing")
+        try:
+            fresh.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(fresh, out)
+        finally:
+            fresh.unlink(missing_ok=True)
+    return as_json
+
+
+def validate_output(out: Path | None) -> None:
+    """Refuse a place that cannot be written before hours of work, not after."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; --out names the file that figures are written to")
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ValueError(f"{out} cannot be written: {nearest} is not a folder that may be written to")
+
+
+def warn_if_imprecise(name: str, relative_error: float, target: float | None) -> None:
+    """Say it if the error (as a share) is well above what was asked for."""
+    if target is not None and relative_error > 1.5 * target:
+        print(
+            f"unmask: {name} has a standard error of {relative_error:.2%} and not the {target:.2%} asked for",
+            file=sys.stderr,
+        )
+
+
+def read_stdin() -> str:
+    """All of standard input, as one text."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input must be UTF-8 text; byte {error.start} is not") from None
+
+
+def warn_literal_masks(context: str, texts: Sequence[str]) -> None:
+    """Say it if somebody writes a hole where it is none."""
+    from unmask.sampling.canvas import HOLE_PATTERN
+
+    found = next(filter(None, map(HOLE_PATTERN.search, texts)), None)
+    if found:
+        print(
+            f"unmask: {found[0]} in {context} is taken literally; `unmask infill` fills holes",
+            file=sys.stderr,
+        )
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on one line of stdout."""
+    print(json.dumps(value, ensure_ascii=False))

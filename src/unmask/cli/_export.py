@@ -1,0 +1,89 @@
+"""`unmask export`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from unmask.cli._arguments import AllowCodeFlag, ModelPath, allow_imports, load_model
+
+_UNSUPPORTED_SUFFIXES = (
+    ".gguf",
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".json",
+    ".zip",
+    ".tflite",
+    ".mlmodel",
+)
+"""Suffixes of files that users may expect to get, and that are not folders."""
+
+
+def export(
+    source: ModelPath,
+    out: ModelPath,
+    format: Literal["unmask", "upstream"] = "unmask",
+    license: str | None = None,
+    dataset: tuple[str, ...] = (),
+    language: tuple[str, ...] = (),
+    allow_code: AllowCodeFlag = False,
+) -> None:
+    """Write a model folder, or an ONNX file, from a run's newest checkpoint or from another model folder.
+
+    For example:
+      unmask export runs/tiny tiny-model --license apache-2.0 --language en
+      unmask export runs/tiny/model tiny.onnx
+      unmask train stdlib-tiny --out runs/plain \\
+        --set backbone.local_init=None backbone.activation=gelu backbone.rope_theta=10000
+      unmask export runs/plain plain-mdlm --format upstream
+
+    Args:
+        source: The folder of a run (its averaged weights are used) or of a model.
+        out: The new folder; or a file that ends in .onnx, for onnxruntime and the like: tokens
+            [batch, length] in, log-probabilities of the clean token out.
+        format: upstream writes the format in which such models are published (MDLM, BD3LM, LLaDA, Dream,
+            transformers). MDLM's holds plain networks, as runs/plain above; what does not fit is named, with a remedy.
+        license: The model's license for its card, as hubs name it: apache-2.0, mit, cc-by-4.0.
+        dataset: Names of the data sets that it was trained on, for its card.
+        language: Codes of the languages that it generates, for its card: en, de.
+    """
+    from unmask.cli._progress import heartbeat
+    from unmask.pretrained import CardMetadata, export_onnx, save
+    from unmask.run import load_ema_model, read_card_metadata
+
+    metadata = CardMetadata(license, dataset, language)
+    _check_output(out, format, has_metadata=metadata != CardMetadata())
+    is_run = (source / "experiment.json").exists()
+    if is_run:
+        allow_imports(allow_code)
+        lm, facts = load_ema_model(source, _warn, allow_code=allow_code)
+    else:
+        lm, facts = load_model(source, allow_code=allow_code), None
+    if out.suffix == ".onnx":
+        with heartbeat("writing the ONNX graph, which takes a minute or so"):
+            print(export_onnx(lm, out))
+        return
+    of_run = read_card_metadata(source) if is_run else CardMetadata()
+    metadata = replace(metadata, datasets=dataset or of_run.datasets, results=of_run.results)
+    print(save(lm, out, upstream_format=format == "upstream", facts=facts, metadata=metadata))
+
+
+def _check_output(out: Path, format: str, has_metadata: bool) -> None:
+    onnx = out.suffix == ".onnx"
+    if format == "upstream" and onnx:
+        raise ValueError("--format upstream writes a folder, and an .onnx file is none; ask for one of them")
+    if onnx and has_metadata:
+        raise ValueError("--license, --dataset and --language are for a folder's card; an .onnx file has none")
+    if out.suffix in _UNSUPPORTED_SUFFIXES:
+        raise ValueError(f"{out.suffix} files are not written here; name a new folder, or a file that ends in .onnx")
+    if out.exists():
+        raise ValueError(f"{out} exists already, and export replaces nothing: choose another name")
+
+
+def _warn(text: str) -> None:
+    print(f"unmask: {text}", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""The command that serves a model over HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from unmask.cli._arguments import AllowCodeFlag, ModelPath, load_model
+from unmask.cli._generate import DtypeName, set_dtype
+from unmask.serve.limits import Limits
+from unmask.serve.onednn import limit_onednn_caches
+
+if TYPE_CHECKING:
+    from unmask.model import LanguageModel
+
+
+def serve(
+    model: ModelPath,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
+    max_batch: int = 32,
+    max_queue: int = 256,
+    shutdown_timeout: float = 30.0,
+    dtype: DtypeName = "auto",
+    limits: Limits = Limits(),  # noqa: B008
+    allow_code: AllowCodeFlag = False,
+) -> None:
+    """Serve a model: an API as OpenAI's clients know it, and a page that shows text emerge.
+
+    For example:
+      unmask serve runs/demo
+      UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine
+
+    Args:
+        model: A model folder, of unmask or in a published format, or a name on the hub.
+        host: The address to listen at; one that others can reach needs a token.
+        port: The port to listen at; 0 takes any that is free, and says which.
+        token: What clients must send (Authorization: Bearer TOKEN); else the variable UNMASK_TOKEN.
+        allow_host: More names by which clients may call this server.
+        allow_origin: Sites whose pages may use this server, as in https://my.site:3000; * allows all.
+        max_batch: Texts that are worked on at the same time.
+        max_queue: Texts that may wait; further ones are answered with 429.
+        shutdown_timeout: Seconds that SIGTERM leaves to what has begun.
+        dtype: What the network computes with; auto takes bfloat16 for large models where it is faster.
+    """
+    limit_onednn_caches()
+    try:
+        from unmask.serve.server import serve as run
+        from unmask.serve.service import Service
+    except ImportError as error:
+        raise ValueError(f"serving needs the extra: pip install 'unmask[serve]' ({error.name} is missing)") from None
+    for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
+    if not 0 <= port < 65536:
+        raise ValueError(f"a port is a number from 0 to 65535; got {port}")
+    if not 0 <= shutdown_timeout < float("inf"):
+        raise ValueError(f"shutdown_timeout is a number of seconds from 0 on; got {shutdown_timeout}")
+    from unmask.pretrained import resolve_model_folder
+
+    if not resolve_model_folder(model).exists():
+        load_model(model, allow_code=allow_code)  # which says what is missing, before anything listens
+    service = Service(model.resolve().name, limits, max_batch, max_queue)
+
+    def load() -> LanguageModel:
+        lm = load_model(model, require_tokenizer=True, allow_code=allow_code)
+        set_dtype(lm, dtype)
+        return lm
+
+    run(
+        service,
+        load,
+        host,
+        port,
+        token or os.environ.get("UNMASK_TOKEN"),
+        allow_host,
+        shutdown_timeout,
+        allow_origin,
+        log=lambda line: print(line, file=sys.stderr, flush=True),
+    )

@@ -1,0 +1,192 @@
+"""The report as one HTML file that loads nothing from elsewhere.
+
+All text from data passes through `escape`. Should that ever fail, a content security policy allows the page's own
+script only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from unmask.report._collect import ReportData
+from unmask.report._plotting import Plot
+from unmask.report._sample_html import palette_css, samples_section
+from unmask.report.formatting import MISSING_VALUE, format_cell, format_with_error, human_count
+from unmask.training.logger import format_duration
+
+
+def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
+    """The HTML document."""
+    script = files(__package__).joinpath("page.js").read_text(encoding="utf-8")
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8") + palette_css()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    body = "\n".join(
+        [
+            _header_section(data),
+            _headline_section(data),
+            _training_section(plots),
+            _validation_section(data, plots),
+            _sample_evals_section(plots),
+            samples_section(data.samples, data.sampler),
+            _settings_section(data),
+            _provenance_section(data),
+        ]
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(data.name)}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+<footer>All numbers of this page are in report.json, and all plots are PNG files beside it.</footer>
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _header_section(data: ReportData) -> str:
+    network = ", ".join(map(str, data.network.values()))
+    status = data.status
+    sources = ", ".join(map(str, data.settings.get("sources", ())))
+    what = f"{data.objective}, {network}, trained on {sources}."
+    sentence = f'<p class="{"lead" if status.finished else "unfinished"}">{escape(status.sentence)}</p>'
+    return f"""<header>
+<p class="over">Report of a run</p>
+<h1>{escape(data.name)}</h1>
+<p class="lead">{escape(what)}</p>
+{sentence}
+</header>"""
+
+
+def _headline_section(data: ReportData) -> str:
+    figures = data.headline
+    estimates = [
+        ("Held-out bits per byte", "bits_per_byte", "bits_per_byte_error"),
+        ("Held-out nats per token", "nats_per_token", "standard_error"),
+        ("Held-out perplexity", "perplexity", "perplexity_error"),
+    ]
+    first = []
+    for label, name, error in estimates:
+        value, error_text = format_with_error(figures[name], figures[error])
+        first.append((label, value, error_text or ("" if figures[name] is None else "exact")))
+    seconds, speed = figures["training_seconds"], figures["tokens_per_second"]
+    second = [
+        ("Parameters", human_count(data.num_parameters), ""),
+        ("Tokens seen", human_count(data.curves.tokens_seen), ""),
+        ("Time in training", MISSING_VALUE if seconds is None else format_duration(seconds), ""),
+        ("Tokens per second", MISSING_VALUE if speed is None else human_count(speed), ""),
+        ("Steps skipped", f"{data.curves.num_skipped:,}", ""),
+    ]
+    held_out = data.validation
+    note = "No text was held out, so there is no likelihood."
+    if held_out is not None:
+        note = (
+            f"On {held_out['tokens']:,} held-out tokens."
+            " ± is the standard error from the draws of times and masks, given this text."
+        )
+        if not held_out.get("by_time"):  # without times there is no noise: the likelihood is exact
+            note = f"On {held_out['tokens']:,} held-out tokens; exact, as the model is autoregressive."
+    return _section(
+        "figures",
+        "In figures",
+        f'{_cards(first, "headline first")}{_cards(second, "headline")}<p class="note">{note}</p>',
+    )
+
+
+def _cards(metrics: Iterable[tuple[str, str, str]], kind: str) -> str:
+    cards = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}"
+        f"{f' <small>{escape(error)}</small>' if error else ''}</dd></div>"
+        for label, value, error in metrics
+    )
+    return f'<dl class="{kind}">{cards}</dl>'
+
+
+def _training_section(plots: Mapping[str, Plot]) -> str:
+    small = [plots[name] for name in ("lr_factor", "grad_norm", "throughput") if name in plots]
+    if "loss" not in plots:
+        return _section("training", "Training", '<p class="note">Nothing has been logged yet.</p>')
+    body = _figures([plots["loss"]], "figures") + _figures(small, "figures small")
+    return _section("training", "Training", body)
+
+
+def _validation_section(data: ReportData, plots: Mapping[str, Plot]) -> str:
+    shown = [plots[name] for name in ("by-time", "steps") if name in plots]
+    reasons = []
+    if "by-time" not in plots and data.validation is not None:
+        reasons.append("The model has no time, so there are no nats by time.")
+    if data.why_no_step_bounds is not None:
+        reasons.append(data.why_no_step_bounds)
+    notes = "".join(f'<p class="note">{escape(reason)}</p>' for reason in reasons)
+    return _section("likelihood", "Nats by time, and the cost of fewer steps", notes + _figures(shown, "figures"))
+
+
+def _sample_evals_section(plots: Mapping[str, Plot]) -> str:
+    shown = [each for name, each in plots.items() if name.startswith("samples-")]
+    return _section("sample_evals", "Evaluated samples", _figures(shown, "figures")) if shown else ""
+
+
+def _figures(plots: Sequence[Plot], kind: str) -> str:
+    return f'<div class="{kind}">{"".join(map(_figure, plots))}</div>' if plots else ""
+
+
+def _figure(plot: Plot) -> str:
+    svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.alt)}" ', 1)
+    numbers = ""
+    if plot.table:
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in plot.columns)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(format_cell(value))}</td>' for value in row)}</tr>" for row in plot.table
+        )
+        numbers = (
+            f'<details><summary>The numbers</summary><div class="scroll"><table>'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        )
+    caption = f"<figcaption>{escape(plot.caption)}</figcaption>"
+    return f'<figure id="figure-{plot.name}">{svg}{caption}{numbers}</figure>'
+
+
+def _settings_section(data: ReportData) -> str:
+    table = _table(_flatten(data.settings))
+    return _section("settings", "Settings", f"<details><summary>All settings</summary>{table}</details>")
+
+
+def _provenance_section(data: ReportData) -> str:
+    return _section("provenance", "Provenance", _table(_flatten(data.provenance)))
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td><code>{escape(value)}</code></td></tr>' for name, value in rows
+    )
+    return f'<div class="scroll"><table class="plain"><tbody>{lines}</tbody></table></div>'
+
+
+def _flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Nested settings as lines: training.optimizer is AdamW, training.optimizer.lr is 0.001, ..."""
+    if isinstance(value, dict):
+        kind = [(path or "kind", str(value["kind"]))] if "kind" in value else []
+        return kind + [
+            line for key, item in value.items() if key != "kind" for line in _flatten(item, f"{path}.{key}".lstrip("."))
+        ]
+    if isinstance(value, list):
+        return [(path, ", ".join(map(str, value)))]
+    return [(path, MISSING_VALUE if value is None else str(value))]
+
+
+def _section(name: str, title: str, body: str) -> str:
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{body}</section>'

@@ -1,0 +1,295 @@
+"""The HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from unmask import __version__
+from unmask.serve._api_docs import render_api_docs
+from unmask.serve._errors import ERROR_STATUS, error_response, to_error
+from unmask.serve._jobs import generation_job, scoring_job
+from unmask.serve._middleware import SecurityMiddleware
+from unmask.serve._responses import CompletionResponder, InfillResponder, score_response, sse_event
+from unmask.serve._schemas import (
+    CompletionRequest,
+    CompletionResponse,
+    ErrorResponse,
+    GenerationRequest,
+    InfillRequest,
+    InfillResponse,
+    ModelCard,
+    ModelList,
+    ScoreRequest,
+    ScoreResponse,
+    Token,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from unmask.serve._text_codec import MaskedText
+from unmask.serve.service import RequestHandle, Service
+
+_CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that has disconnected; it only appears in the metrics."""
+
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+}
+_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The response"}
+}
+"""The second content type of routes that can stream."""
+
+
+def create_app(
+    service: Service,
+    on_startup: Callable[[], None],
+    allowed_hosts: Collection[str],
+    token: str | None = None,
+    allowed_origins: Collection[str] = (),
+) -> SecurityMiddleware:
+    """The application; `on_startup` is called when it runs, and starts loading the model."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        on_startup()
+        yield
+
+    app = FastAPI(
+        title="unmask",
+        version=__version__,
+        description="Masked diffusion language models: infill, complete and score text.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=_ERROR_RESPONSES,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
+        app.add_exception_handler(kind, error_response)
+    _add_server_routes(app, service)
+    _add_generation_routes(app, service)
+    _add_text_routes(app, service)
+    _add_pages(app, token is not None)
+    _extend_schema(app, service, token is not None)
+    return SecurityMiddleware(app, service.metrics, allowed_hosts, token, service.limits.body_bytes, allowed_origins)
+
+
+def _add_server_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health", tags=["server"])
+    async def health() -> dict[str, str]:
+        """Whether the server is alive; 503 if its engine has ended or is stuck."""
+        service.check_alive()
+        return {"status": "alive"}
+
+    @app.get("/ready", tags=["server"])
+    async def ready() -> dict[str, str]:
+        """Whether the model is loaded; 503 until then."""
+        _ = service.engine
+        return {"status": "ready"}
+
+    @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Metrics in the text format of Prometheus."""
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models", tags=["model"])
+    async def models() -> ModelList:
+        """The served model, its samplers and limits."""
+        return ModelList(data=[service.model_card()])
+
+    @app.get("/v1/models/{model:path}", tags=["model"])
+    async def retrieve_model(model: str) -> ModelCard:
+        """The served model by its name."""
+        service.check_model(model)
+        return service.model_card()
+
+
+def _add_generation_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=_STREAM_RESPONSE)
+    async def infill(body: InfillRequest, request: Request) -> Any:
+        """Fill the holes of a template.
+
+        With `stream`, server-sent events: `canvas` once, then `step` after each step of each candidate (the
+        draft as a template, and the changed tokens), `result` for each candidate, and `response`, which is
+        the response without `stream`.
+        """
+        service.check_model(body.model)
+        service.limits.check("alternatives", body.alternatives)
+        template = body.template if body.template is not None else body.segments
+        assert template is not None
+        masked_text = await asyncio.to_thread(service.codec.encode_template, template)
+        seed = _random_seed() if body.seed is None else body.seed
+        handle = await _submit_generation(service, body, [masked_text], seed, body.alternatives)
+        responder = InfillResponder(service, masked_text, seed, body.n)
+        if body.stream:
+            return _sse_response(responder.stream(handle.events()))
+        return responder.response(await _await_or_cancel(request, handle))
+
+    @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=_STREAM_RESPONSE)
+    async def completions(body: CompletionRequest, request: Request) -> Any:
+        """Generate `max_tokens` tokens after `prompt` and before `suffix`, compatible with OpenAI's clients.
+
+        With `stream`, text is sent as soon as nothing before it can change; every chunk also has the current
+        draft, as a template, in `draft`.
+        """
+        service.check_model(body.model)
+        responder = await asyncio.to_thread(CompletionResponder, service, body)
+        seed = _random_seed() if body.seed is None else body.seed
+        if body.max_tokens == 0:
+            _check_generation(service, body, responder.masked_texts)
+            if body.stream:
+                return _sse_response(responder.stream(responder.empty_events()))
+            return responder.response(responder.empty_sequences())
+        handle = await _submit_generation(
+            service, body, responder.masked_texts, seed, body.logprobs or 0, responder.hit_stop
+        )
+        if body.stream:
+            return _sse_response(responder.stream(handle.events()))
+        return responder.response(await _await_or_cancel(request, handle))
+
+
+def _add_text_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/tokenize", tags=["model"])
+    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+        """The tokens of a text, for example to know how long a hole must be."""
+        service.check_model(body.model)
+        ids, texts = await asyncio.to_thread(service.codec.tokenize, body.text)
+        return TokenizeResponse(tokens=[Token(id=id_, text=text) for id_, text in zip(ids, texts, strict=True)])
+
+    @app.post("/v1/score", tags=["model"])
+    async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
+        """A bound on the negative log-likelihood of a text in nats, with standard errors, by token and by time."""
+        service.check_model(body.model)
+        draws = service.limits.resolve("draws", body.draws, 128)
+        ids = await asyncio.to_thread(service.codec.tokenizer.encode, body.text)
+        service.limits.check_prompt("text", len(ids))
+        deadline = service.deadline(body.timeout)
+        handle = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
+        (result,) = await _await_or_cancel(request, handle)
+        return score_response(service, body.text, ids, result)
+
+
+def _add_pages(app: FastAPI, requires_token: bool) -> None:
+    page = files("unmask.serve") / "page"
+    scripts = sorted(file.name for file in page.iterdir() if file.name.endswith(".js"))
+
+    def static_route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+        content = (page / name).read_bytes()
+
+        async def route() -> Response:
+            return Response(content, media_type=kind)
+
+        return route
+
+    for path, name, kind in (
+        ("/", "index.html", "text/html; charset=utf-8"),
+        ("/page.css", "page.css", "text/css; charset=utf-8"),
+        ("/favicon.ico", "icon.svg", "image/svg+xml"),
+        *((f"/{name}", name, "text/javascript; charset=utf-8") for name in scripts),
+    ):
+        app.add_api_route(path, static_route(name, kind), include_in_schema=False)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(render_api_docs(app.openapi(), str(request.base_url).rstrip("/"), requires_token))
+
+
+def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None:
+    """Add what is known at run time only: the names of the samplers, and whether a token is needed."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generated()
+        for name in ("InfillRequest", "CompletionRequest"):
+            schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = service.sampler_names()
+        if requires_token:
+            schema["components"]["securitySchemes"] = {
+                "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},
+                "password": {"type": "http", "scheme": "basic", "description": "The same as a password."},
+            }
+            schema["security"] = [{"token": []}, {"password": []}]
+            schema["paths"]["/health"]["get"]["security"] = []
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+async def _submit_generation(
+    service: Service,
+    request: GenerationRequest,
+    masked_texts: Sequence[MaskedText],
+    seed: int,
+    alternatives: int,
+    hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
+) -> RequestHandle:
+    """Queue `n` sequences for each text; candidate i is sampled with seed + i."""
+    deadline = service.deadline(request.timeout)
+    _check_generation(service, request, masked_texts)
+    sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
+    can_stop = hit_stop is not None and not sampler.may_remask
+    jobs = [
+        generation_job(
+            service.model,
+            text.ids,
+            sampler,
+            seed + index,
+            alternatives,
+            guidance,
+            partial(hit_stop, text) if can_stop and hit_stop else None,
+        )
+        for text in masked_texts
+        for index in range(request.n)
+    ]
+    return service.submit(jobs, deadline, stream=request.stream)
+
+
+def _check_generation(service: Service, request: GenerationRequest, masked_texts: Sequence[MaskedText]) -> None:
+    service.limits.check("n", request.n * len(masked_texts))
+    for text in masked_texts:
+        service.check_canvas(text, request.length_field)
+
+
+def _random_seed() -> int:
+    """A seed for a request without one; it is part of the response, so that the text can be generated again."""
+    return secrets.randbelow(1 << 31)
+
+
+async def _await_or_cancel(request: Request, handle: RequestHandle) -> list[Any]:
+    """The results; if the client disconnects, the request is cancelled."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    results, disconnect = asyncio.ensure_future(handle.results()), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((results, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if results.done():
+            return results.result()
+        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client has disconnected")
+    finally:
+        for future in (results, disconnect):
+            future.cancel()
+        handle.cancel()
+
+
+def _sse_response(events: AsyncIterator[bytes]) -> StreamingResponse:
+    async def with_errors() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in events:
+                yield chunk
+        except tuple(ERROR_STATUS) as error:  # the status line has been sent already
+            yield sse_event("error", to_error(error)[1])
+
+    return StreamingResponse(with_errors(), media_type="text/event-stream")

@@ -1,0 +1,344 @@
+"""Requests and responses; whatever can be refused by its shape is refused here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from unmask.sampling.blockwise import CACHE_POLICIES
+from unmask.serve._compat import field_error, normalize_fields
+
+MAX_STOPS = 64
+_SEED_MODULUS = 2**62
+_MIN_TOP_P = 1e-9
+
+_Seed = Annotated[
+    int,
+    Field(ge=-(2**63), lt=2**63, description="Candidate i is sampled with seed + i."),
+    AfterValidator(lambda seed: seed % _SEED_MODULUS),
+]
+_Regex = Annotated[str, Field(max_length=200)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _StrictRequest(BaseModel):
+    """A request without unknown fields: a misspelt option must not be ignored."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="The model's name, as in /v1/models.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize_fields(cls, body: Any) -> Any:
+        return normalize_fields(body, cls.model_fields) if isinstance(body, dict) else body
+
+
+def _none_if(*values: int) -> BeforeValidator:
+    """Numbers that mean "not given" to other servers."""
+    return BeforeValidator(lambda value: None if type(value) is int and value in values else value)
+
+
+class GenerationRequest(_StrictRequest):
+    """Options of all requests that generate tokens."""
+
+    n: int = Field(1, ge=1, description="The number of candidates.")
+    steps: int | None = Field(
+        None, ge=1, description="Denoising steps of the sampler; more are slower and usually better. 64 if not given."
+    )
+    sampler: str = Field(
+        "default",
+        description="The order in which masked tokens are unmasked, by name; /v1/models lists the names.",
+    )
+    block_size: int | None = Field(
+        None, ge=1, description="Generate from left to right in blocks of this many tokens, with `steps` steps each."
+    )
+    cache: str = Field(
+        "none",
+        description="KV cache within a block (approximate): of the tokens before it, or of all tokens around it.",
+        json_schema_extra={"enum": list(CACHE_POLICIES)},
+    )
+    cfg_scale: float = Field(
+        0.0, ge=0, le=100, description="Scale of classifier-free guidance by the given tokens; 0 is none."
+    )
+    regex: _Regex | list[_Regex | None] | None = Field(
+        None, description="A regular expression that the text of each hole must match, or one for each hole."
+    )
+    temperature: float = Field(1.0, ge=0, le=100, description="Sampling temperature; 0 takes the most probable token.")
+    top_p: Annotated[float, AfterValidator(lambda p: p or _MIN_TOP_P)] | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Sample from the smallest set of this probability; 0 takes the most probable token.",
+    )
+    top_k: Annotated[int | None, _none_if(0, -1)] = Field(
+        None, ge=1, description="Sample from this many most probable tokens; 0 or -1 is no limit."
+    )
+    seed: Annotated[_Seed | None, _none_if(-1)] = Field(
+        None, description="Candidate i is sampled with seed + i; random if not given, or -1."
+    )
+    stream: bool = Field(False, description="Whether to send server-sent events while the text is generated.")
+    timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
+
+    @property
+    def length_field(self) -> str:
+        """The field with the number of tokens to generate."""
+        return "max_tokens"
+
+
+class CompletionRequest(GenerationRequest):
+    """A completion request of OpenAI's clients; `steps`, `sampler`, `top_k` and others are additions."""
+
+    prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]] = Field(
+        "", description="One text or several, as text or as token ids."
+    )
+    suffix: str | None = Field(None, description="The text after the completion.")
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="The exact number of tokens to generate; 16 if not given. max_completion_tokens is the same.",
+    )
+    stop: str | list[str] | None = Field(None, description="The completion ends before the first of these texts.")
+    echo: bool = Field(False, description="Whether the response starts with the prompt.")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="The number of most probable tokens to list with log-probabilities."
+    )
+    stream_options: dict[str, Any] | None = Field(
+        None, description="With include_usage, a stream ends with the token counts."
+    )
+
+    @model_validator(mode="after")
+    def _check_supported(self) -> CompletionRequest:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MAX_STOPS or not all(stops):
+            raise field_error("stop", f"stop must be one text or up to {MAX_STOPS} texts, none of them empty")
+        if self.max_tokens == 0 and self.logprobs is not None:
+            raise field_error("logprobs", "logprobs of a prompt are not supported; POST /v1/score scores its tokens")
+        return self
+
+
+class InfillRequest(GenerationRequest):
+    """A text with holes to fill."""
+
+    template: str | None = Field(
+        None, description="A text with holes: <mask:12> stands for twelve masked tokens, <mask> for one."
+    )
+    segments: list[str | Annotated[int, Field(ge=1)] | list[_TokenId]] | None = Field(
+        None,
+        description="The template as a list of texts, numbers of masked tokens, and lists of given token ids.",
+    )
+    alternatives: int = Field(0, ge=0, description="The number of most probable tokens to list at each generated one.")
+
+    @property
+    def length_field(self) -> str:
+        return "segments" if self.template is None else "template"
+
+    @model_validator(mode="after")
+    def _check_template_or_segments(self) -> InfillRequest:
+        if (self.template is None) == (self.segments is None):
+            raise field_error("template", "send either template or segments")
+        return self
+
+
+class ScoreRequest(_StrictRequest):
+    """A text to score."""
+
+    text: str = Field(min_length=1, description="The text to score.")
+    draws: int | None = Field(
+        None, ge=16, description="Random maskings; 128 if not given. The standard error falls with their square root."
+    )
+    seed: _Seed = 0
+    timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
+
+
+class TokenizeRequest(_StrictRequest):
+    """A text to tokenize."""
+
+    text: str = Field(description="The text to tokenize.")
+
+
+class Token(BaseModel):
+    """A token and its text."""
+
+    id: int
+    text: str
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[Token]
+
+
+class Alternative(BaseModel):
+    """A probable token of a position."""
+
+    id: int
+    text: str
+    probability: float
+
+
+class GeneratedToken(BaseModel):
+    """A generated token: its log-probability under the model, and the step in which it was generated."""
+
+    id: int
+    text: str
+    logprob: float | None
+    step: int
+    alternatives: list[Alternative] = []
+
+
+class InfillSpan(BaseModel):
+    """A filled hole: its start and end in the text, in characters, and its tokens."""
+
+    start: int
+    end: int
+    text: str
+    tokens: list[GeneratedToken]
+
+
+class InfillCandidate(BaseModel):
+    """One candidate."""
+
+    index: int
+    seed: int
+    text: str
+    spans: list[InfillSpan]
+    steps: int
+
+
+class Usage(BaseModel):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class InfillResponse(BaseModel):
+    """All candidates."""
+
+    id: str
+    object: Literal["infill"] = "infill"
+    created: int
+    model: str
+    results: list[InfillCandidate]
+    usage: Usage
+
+
+class Logprobs(BaseModel):
+    """Log-probabilities in OpenAI's form."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One candidate."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionResponse(BaseModel):
+    """All candidates."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ScoredToken(BaseModel):
+    """A token and its contribution to the bound, in nats."""
+
+    id: int
+    text: str
+    nats: float
+
+
+class TimeBin(BaseModel):
+    """The contribution of an interval of diffusion time to the nats per token."""
+
+    start: float
+    end: float
+    nats_per_token: float
+    standard_error: float
+
+
+class ScoreResponse(BaseModel):
+    """A bound on -log p (exact for an autoregressive model), with its standard errors."""
+
+    object: Literal["score"] = "score"
+    model: str
+    exact: bool
+    nats: float
+    nats_per_token: float
+    standard_error: float
+    perplexity: float
+    perplexity_error: float
+    bits_per_byte: float
+    bits_per_byte_error: float
+    tokens: list[ScoredToken]
+    by_time: list[TimeBin]
+
+
+class ExampleTemplate(BaseModel):
+    """A template that fits the model's tokenizer and length, and the complete text."""
+
+    name: str
+    template: str
+    text: str
+
+
+class ModelCard(BaseModel):
+    """A model, its samplers and limits; `default_sampler` is the sampler named "default"."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "unmask"
+    objective: str
+    num_parameters: int
+    vocab_size: int
+    max_length: int
+    samplers: list[str]
+    default_sampler: str
+    examples: list[ExampleTemplate]
+    limits: dict[str, int | float]
+
+
+class ModelList(BaseModel):
+    """The served models: one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorBody(BaseModel):
+    """An error, described in one sentence."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """An error as OpenAI's clients read it."""
+
+    error: ErrorBody
+
+    @classmethod
+    def make(
+        cls, message: str, type_: str = "invalid_request_error", param: str | None = None, code: str | None = None
+    ) -> ErrorResponse:
+        """An error with these values."""
+        return cls(error=ErrorBody(message=message, type=type_, param=param, code=code))
