@@ -30,15 +30,22 @@ export function showError(form, text) {
 
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
+const labels = new WeakMap(); // of buttons that show a confirmation now
+
 export async function copyToClipboard(button, text, confirmation = "Copied") {
-  const label = button.textContent;
+  const shown = labels.get(button) ?? { label: button.textContent };
+  clearTimeout(shown.timer); // clicked again: the new confirmation has its own time
+  labels.set(button, shown);
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = confirmation;
   } catch {
     button.textContent = "The browser does not allow it";
   }
-  setTimeout(() => { button.textContent = label; }, 1500);
+  shown.timer = setTimeout(() => {
+    button.textContent = shown.label;
+    labels.delete(button);
+  }, 1500);
 }
 
 export const visible = (text) => (/^\ufffd*$/.test(text) ? "(part of a character)"
