@@ -28,7 +28,7 @@ test: $(READY) .venv/.browser
 
 test-fast: $(READY)  ## the mathematical core, in under a minute
 	$(BIN)/python -m pytest -n 2 --maxfail 5 tests/diffusion tests/objectives tests/ops tests/sampling tests/guidance \
-	  tests/backbones tests/test_types.py tests/test_config.py tests/test_house.py -m 'not slow and not demo'
+	  tests/backbones tests/test_types.py tests/test_config.py tests/test_house.py -m 'not slow and not demo and not thorough'
 
 # A browser for the tests of the page: the machine's own, Debian's, or playwright's.
 .venv/.browser: $(READY)

@@ -26,6 +26,8 @@ from unmask.config import from_json, to_json
 from unmask.context import AttentionStages, Context
 from unmask.model import Denoiser
 
+pytestmark = pytest.mark.thorough
+
 VOCAB = Vocab(11, 4)
 B, L = 3, 9
 SIZES = {

@@ -47,6 +47,8 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Margin
 from unmask.sampling.remdm import Cap, Loop
 
+pytestmark = pytest.mark.thorough
+
 TEXT = [
     "the cat sat on the mat",
     "call 555-1234 or 20 30",

@@ -237,6 +237,7 @@ def test_without_carry_over_copying_is_charged() -> None:
     torch.testing.assert_close(extra[0], -log_x.gather(1, batch.tokens.T)[:, 0])
 
 
+@pytest.mark.thorough
 def test_every_row_of_a_batch_is_unbiased() -> None:
     """Different texts in one batch: each row's mean is its own bound, wherever it stands in the strata."""
     objective, texts = MDLM(schedule=LINEAR), [(2, 0, 1), (0, 0, 2), (1, 1, 1)]

@@ -16,6 +16,8 @@ from unmask.objectives import Objective
 from unmask.sampling import Blockwise, Sampler, SemiAutoregressive
 from unmask.sampling.canvas import Canvas
 
+pytestmark = pytest.mark.thorough
+
 PAIRS = [
     pytest.param(sampler, kind(), id=f"{i}-{type(sampler).__name__}-{kind.__name__}")
     for i, (sampler, kind) in enumerate(itertools.product(tiny_models.all_samplers(), tiny_models.OBJECTIVES))

@@ -35,6 +35,8 @@ from unmask.sampling import (
 from unmask.sampling.confidence import Entropy, Margin
 from unmask.sampling.remdm import Cap, Loop, Rescale
 
+pytestmark = pytest.mark.thorough
+
 PARTLY: State = (MASK, 1, MASK)
 REJECT = 1e-3
 

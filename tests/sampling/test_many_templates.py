@@ -12,6 +12,8 @@ from unmask import MDLM, SEDD, LanguageModel
 from unmask.objectives import Objective
 from unmask.sampling import SAMPLERS, Sampler
 
+pytestmark = pytest.mark.thorough
+
 MASK = 4
 PAIRS = [
     (sampler, kind())

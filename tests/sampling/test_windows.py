@@ -18,6 +18,8 @@ from unmask.sampling import SAMPLERS, Blockwise, Sampler, SemiAutoregressive
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.windows import _windows_around_holes, strided_windows
 
+pytestmark = pytest.mark.thorough
+
 MASK = 4
 OBJECTIVES: list[Objective] = [MDLM(), NextToken(), UniformDiffusion(), BlockDiffusion(block_size=4)]
 
