@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.dit import LlamaBlock as LlamaBlock
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
+    from unmask.classification import load_classifier as load_classifier
     from unmask.data.loader import RowLayout as RowLayout
     from unmask.data.loader.layouts import PerDocument as PerDocument
     from unmask.data.loader.layouts import Wrapped as Wrapped
@@ -100,6 +101,7 @@ if not TYPE_CHECKING:
         Tokenizer="data.tokenizers",
         Vocab="types",
         load="pretrained",
+        load_classifier="classification",
         save="pretrained",
         train="run",
     )

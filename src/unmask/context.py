@@ -116,6 +116,8 @@ class Context:
     """The attention order of text that is read block by block."""
     cache: CacheView | None = None
     """Where keys and values of earlier calls are read, and those of this call are kept."""
+    segment_ids: Tensor | None = None
+    """int64 [B, positions of the text]: 0 in the first text of a pair and 1 in the second (BERT's token types)."""
 
     @property
     def is_empty(self) -> bool:

@@ -20,7 +20,7 @@ from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import require_masked
 from unmask.training.lora import LoRA
 
-_MAY_CHANGE_ON_RESUME = (
+MAY_CHANGE_ON_RESUME = (
     "microbatch_size",
     "parallelism",
     "log_every",
@@ -117,6 +117,6 @@ class Experiment:
     def fixed_settings(self) -> dict[str, Any]:
         """As JSON, all settings that weights depend on: those that a resumed run may not change, and its steps."""
         settings: dict[str, Any] = to_json(self)
-        for name in _MAY_CHANGE_ON_RESUME:
+        for name in MAY_CHANGE_ON_RESUME:
             settings["training"].pop(name)
         return settings

@@ -38,6 +38,8 @@ class Capabilities:
     """Whether `encode` takes document ids."""
     supports_cache: bool = False
     """Whether `encode` takes a cache, and `new_cache` makes one."""
+    supports_segments: bool = False
+    """Whether the network tells the two texts of a pair apart by segment ids."""
 
 
 class _BackboneMeta(ABCMeta):
@@ -76,6 +78,16 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
         `context.valid` and `context.document_ids` are those of the whole text, of which a call beside a cache
         reads a part.
         """
+
+    def features(self, h: Tensor, t: Times, context: Context = Context()) -> Tensor:
+        """Hidden states [B, L, width] that describe the tokens at their own positions: what a classifier reads.
+
+        They are those of `encode`, unless that predicts a token at another position (`shift_logits`) or has layers
+        that only predictions need, as the head of a BERT has: such a network overrides this.
+        """
+        if self.capabilities.shift_logits:
+            raise ValueError(f"{type(self).__name__} predicts tokens at other positions, and must define features()")
+        return self.encode(h, t, None, context)
 
     @abstractmethod
     def blocks(self) -> Sequence[nn.Module]:
@@ -119,6 +131,7 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
             (context.stages, can.supports_stages, "attention stages, so it cannot read block by block"),
             (context.document_ids, can.supports_documents, "document ids; train with one document in a row"),
             (context.cache, can.supports_cache, "a cache; sample without one"),
+            (context.segment_ids, can.supports_segments, "segment ids; separate the texts of a pair by a token"),
         )
         for value, supported, what in given:
             if value is not None and not supported:

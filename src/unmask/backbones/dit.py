@@ -230,13 +230,32 @@ class DiT(Backbone):
         )
         if queries is not None and self.config.shift_logits:
             queries, order = _shift(queries, order, attn)
-        time_emb = None if self.time_embedding is None else self.time_embedding(t)
-        x = self._add_neighbours(h, context, attn)
-        x = self._run_blocks(x, time_emb, context, attn, packed, queries)
-        x = self._modulated_norm(x, time_emb, queries)
+        x = self._hidden_states(h, t, context, attn, packed, queries)
         if order is not None:
             x = x[order]
         return x.view(*h.shape[:2], -1) if positions is None else x
+
+    def features(self, h: Tensor, t: Times, context: Context = Context()) -> Tensor:
+        packed, left_padded = self._pack(h, None, context)
+        attn = attention_layout(
+            h.shape[1], h.device, causal=self.config.causal, context=context, left_padded=left_padded
+        )
+        return self._hidden_states(h, t, context, attn, packed, None)
+
+    def _hidden_states(
+        self,
+        h: Tensor,
+        t: Times,
+        context: Context,
+        attn: AttentionLayout,
+        packed: PackedTokens | None,
+        queries: Queries | None,
+    ) -> Tensor:
+        """What the head reads: [B, L, width] or, at the queries, [N, width]."""
+        time_emb = None if self.time_embedding is None else self.time_embedding(t)
+        x = self._add_neighbours(h, context, attn)
+        x = self._run_blocks(x, time_emb, context, attn, packed, queries)
+        return self._modulated_norm(x, time_emb, queries)
 
     def _resolve_queries(self, h: Tensor, positions: Positions | None) -> tuple[Queries | None, Tensor | None]:
         """The queried positions, and the order of the output; None for all positions, or for their order."""

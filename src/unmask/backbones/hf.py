@@ -159,6 +159,7 @@ class HFBackbone(Backbone):
             supports_stages=True,
             supports_documents=True,
             supports_cache=self.future_visibility is not None,
+            supports_segments="token_type_ids" in self._forward_params and self._num_segments > 1,
         )
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -183,10 +184,8 @@ class HFBackbone(Backbone):
 
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
         shape = h.shape[:2]
-        attn = attention_layout(shape[1], h.device, causal=False, context=context)
-        plain = self.future_visibility is None and replace(context, valid=None).is_empty
-        mask = _padding_mask(h, context.valid) if plain else self._attention_mask(attn)
-        hidden = self._hidden_states(h, attn, mask, kv_view(context))
+        attn, mask = self._attention(h, context)
+        hidden = self._hidden_states(h, attn, mask, kv_view(context), context.segment_ids)
         if not self.config.shift_logits:
             return hidden if positions is None else hidden[positions]
         queries, order = Queries.resolve(Queries.everywhere(shape, h.device) if positions is None else positions, shape)
@@ -195,19 +194,46 @@ class HFBackbone(Backbone):
             hidden = hidden[order]
         return hidden.view(*shape, -1) if positions is None else hidden
 
-    def _hidden_states(self, h: Tensor, attn: AttentionLayout, mask: Any, cache: KVCacheView | None = None) -> Tensor:
+    def features(self, h: Tensor, t: Times, context: Context = Context()) -> Tensor:
+        """The last hidden states of the network without its head: BERT's before the transform of its predictions."""
+        attn, mask = self._attention(h, context)
+        hidden: Tensor = self.model.base_model(**self._inputs(h, attn, mask, None, context.segment_ids))[0]
+        return hidden.to(self.lm_head.weight.dtype)
+
+    def _attention(self, h: Tensor, context: Context) -> tuple[AttentionLayout, Any]:
+        """Positions, and the mask that transformers takes."""
+        attn = attention_layout(h.shape[1], h.device, causal=False, context=context)
+        plain = self.future_visibility is None and replace(context, valid=None, segment_ids=None).is_empty
+        return attn, _padding_mask(h, context.valid) if plain else self._attention_mask(attn)
+
+    def _hidden_states(
+        self,
+        h: Tensor,
+        attn: AttentionLayout,
+        mask: Any,
+        cache: KVCacheView | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> Tensor:
         """What the head would read [B, n, width]."""
         if cache is not None and self.future_visibility is None:
             raise ValueError(f"{self._model_class} keeps no keys and values: it cannot read beside a cache")
+        hidden: Tensor = self.model(**self._inputs(h, attn, mask, cache, segment_ids)).logits
+        return hidden.to(self.lm_head.weight.dtype)  # autocast may have made it bfloat16
+
+    def _inputs(
+        self, h: Tensor, attn: AttentionLayout, mask: Any, cache: KVCacheView | None, segment_ids: Tensor | None
+    ) -> dict[str, Any]:
+        """What a network of transformers is called with."""
         options: dict[str, Any] = {"attention_mask": mask, "return_dict": True}
         if "use_cache" in self._forward_params:
             options["use_cache"] = False
         if cache is not None:
             options["past_key_values"] = HFCacheAdapter(cache)
+        if segment_ids is not None:
+            options["token_type_ids"] = segment_ids
         options |= self._position_args(h, attn)
         options["inputs_embeds" if h.ndim == 3 else "input_ids"] = h
-        hidden: Tensor = self.model(**options).logits
-        return hidden.to(self.lm_head.weight.dtype)  # autocast may have made it bfloat16
+        return options
 
     def _position_args(self, h: Tensor, attn: AttentionLayout) -> dict[str, Tensor]:
         position = attn.position_ids.expand(h.shape[:2])
@@ -286,6 +312,10 @@ class HFBackbone(Backbone):
     @property
     def _text_config(self) -> Any:
         return self.model.config.get_text_config()
+
+    @property
+    def _num_segments(self) -> int:
+        return getattr(self._text_config, "type_vocab_size", None) or 0
 
     @property
     def _model_class(self) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from unmask.pretrained.load_save import load, resolve_model_folder, save
+from unmask.pretrained._folder import StoredModel, write_folder
+from unmask.pretrained.load_save import CLASSIFIER_FORMAT, load, resolve_model_folder, save
 from unmask.pretrained.model_card import CardMetadata, EvalResult, TrainingFacts
 from unmask.pretrained.onnx_export import export_onnx
 
 __all__ = [
+    "CLASSIFIER_FORMAT",
     "CardMetadata",
     "EvalResult",
+    "StoredModel",
     "TrainingFacts",
     "export_onnx",
     "load",
     "resolve_model_folder",
     "save",
+    "write_folder",
 ]

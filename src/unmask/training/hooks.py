@@ -16,7 +16,10 @@ class Hook:
         """Before the batch of step `trainer.state.step` is read: may change the loss or the model."""
 
     def after_step(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """After the step, which `trainer.state.step` counts already; what is added to `metrics` is logged."""
+        """After the step, which `trainer.state.step` counts already; what is added to `metrics` is logged.
+
+        Setting `trainer.state.ended_early` on all ranks makes it the last step of the run.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""

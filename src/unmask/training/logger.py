@@ -23,7 +23,10 @@ _VALID_NATS, _VALID_ERROR = "valid_nats_per_token", "valid_standard_error"
 
 
 class TrainingLogger:
-    """Metrics of a run, to a file and to standard error; `quiet` on all ranks but the first."""
+    """Metrics of a run, to a file and to standard error; `quiet` on all ranks but the first.
+
+    `unit`: what the losses are summed over.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,9 @@ class TrainingLogger:
         resumed_at: int,
         quiet: bool = False,
         trackers: tuple[AnyTracker, ...] = (),
+        unit: str = "tokens",
     ) -> None:
-        self.metrics_path, self.steps, self.quiet = folder / METRICS_FILE, steps, quiet
+        self.metrics_path, self.steps, self.quiet, self.unit = folder / METRICS_FILE, steps, quiet, unit
         self.tracker_configs, self.trackers = trackers, dict[str, Tracker]()
         self.metrics_file: Any = None
         self.progress_bar: Progress | None = None
@@ -66,7 +70,7 @@ class TrainingLogger:
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
         """Log a step: loss, throughput, time left."""
         self._write_metrics(step, metrics)
-        text = f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        text = f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} {self.unit}/s"
         if share := metrics.get("mfu"):
             text += f", {share:.0%} of peak"
         text += f", {self._time_left(step)} left"

@@ -38,11 +38,11 @@ def train(
     logger.info(f"matrix products run at {meter.peak_flops / 1e9:,.0f} GFLOP/s here")
     trainer.model.train()
     with _catch_stop_signals(trainer), _explain_out_of_memory(trainer, checkpoints):
-        while state.step < config.steps:
+        while state.step < config.steps and not state.ended_early:
             with meter.time_step():
                 metrics = trainer.step()
             _check_finite(trainer, logger, metrics)
-            is_last = state.step == config.steps
+            is_last = state.step == config.steps or state.ended_early
             if is_last or state.step % config.log_every == 0:
                 logger.log_step(state.step, {**metrics, **meter.metrics(state.tokens, state.flops)})
             if evaluate is not None and (is_last or state.step % config.eval_every == 0):

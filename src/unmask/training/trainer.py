@@ -54,6 +54,8 @@ class TrainState:
     """FLOPs of forward and backward passes per token, in the last counted step."""
     flops_per_update: float = 0.0
     """FLOPs of an optimizer step (Muon multiplies matrices), in the last counted step."""
+    ended_early: bool = False
+    """Whether a hook has decided, on all ranks, that the run is at its end."""
 
 
 class Trainer:

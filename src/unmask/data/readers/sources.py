@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 from unmask.data.readers._save_to_disk import DATASET_DICT_FILE, saved_dataset_files
 from unmask.data.readers._text import TextChunk, chunk_document, decode_stream, numbered_lines
@@ -48,6 +48,14 @@ class Sources:
                 yield chunk
             if empty:
                 raise ValueError(f"{name} holds no text")
+
+    def read_rows(self, options: ColumnOptions) -> Iterator[tuple[str, tuple[str, ...], Sequence[Any]]]:
+        """The rows of tables: the location of each (for error messages), the selected columns and their values.
+
+        `options`: alternative columns, the preferred one first.
+        """
+        for name in self.names:
+            yield from _parse_source(name).read_rows(options)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -99,6 +107,17 @@ class _FileSource:
         for file in self.files():
             with open_file(file) as handle:
                 yield from config.reader_for(format_suffix(file)[0])(handle, str(file))
+
+    def read_rows(self, options: ColumnOptions) -> Iterator[tuple[str, tuple[str, ...], Sequence[Any]]]:
+        readers = table_readers()
+        for file in self.files():
+            suffix, _ = format_suffix(file)
+            if suffix not in readers:
+                raise ValueError(
+                    f"{file} is no table with columns; tables are {', '.join(readers)}, each also with .gz"
+                )
+            with open_file(file) as handle:
+                yield from readers[suffix](handle, str(file), options)
 
     def fingerprint(self) -> str:
         suffix, gzipped = format_suffix(self.path)
@@ -156,6 +175,9 @@ class _StdlibSource:
                 continue  # a few files are written in other encodings on purpose
             yield from chunk_document(text, f"{STDLIB_SOURCE}/{file.relative_to(root).as_posix()}")
 
+    def read_rows(self, options: ColumnOptions) -> NoReturn:
+        raise ValueError(f"{STDLIB_SOURCE} is text without columns, and no table")
+
     def fingerprint(self) -> str:
         version = ".".join(map(str, sys.version_info[:3]))
         return f"Python {version} sha256:{sha256_of_files(self._root(), self._files())}"
@@ -189,6 +211,9 @@ class _HubSource:
         record_format = config.record_format
         for location, _, values in self.dataset.values([record_format.columns]):
             yield from record_format.to_chunks(values, location)
+
+    def read_rows(self, options: ColumnOptions) -> Iterator[tuple[str, tuple[str, ...], Sequence[Any]]]:
+        return self.dataset.values(options)
 
     def fingerprint(self) -> str:
         dataset, path = self.dataset, Path(self.dataset.name)

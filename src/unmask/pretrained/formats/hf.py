@@ -59,15 +59,16 @@ def load(
     config: dict[str, Any],
     tokenizer: BaseTokenizer | None,
     folder_tokenizer: tuple[BaseTokenizer | None, int | None],
+    require_head: bool = True,
 ) -> LanguageModel:
     """A model of transformers from its folder; causal ones get the future visibility of the config, or all of it.
 
-    `folder_tokenizer` is the result of `load_tokenizer`.
+    `folder_tokenizer` is the result of `load_tokenizer`. Without `require_head`, a missing head is a new one.
     """
     own_tokenizer, mask_id = folder_tokenizer
     unmask_config = config[_UNMASK_KEY] if written_by_unmask(config) else {}
     with translated_errors(str(folder)):
-        network = _load_network(config, read_state_dict(folder), str(folder))
+        network = _load_network(config, read_state_dict(folder), str(folder), require_head)
     mask_id = _get_token_id(config, "mask_token_id", mask_id)
     return language_model_from_hf(network, tokenizer or own_tokenizer, mask_id, unmask_config, str(folder))
 
@@ -147,7 +148,7 @@ def export_state(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor
     return exported, unique_tensors(state)
 
 
-def _load_network(config: dict[str, Any], weights: dict[str, Tensor], where: str) -> Any:
+def _load_network(config: dict[str, Any], weights: dict[str, Tensor], where: str, require_head: bool) -> Any:
     library = import_transformers()
     network, report = getattr(library, _model_class_name(config, where)).from_pretrained(
         None,
@@ -157,7 +158,7 @@ def _load_network(config: dict[str, Any], weights: dict[str, Tensor], where: str
         attn_implementation=None,  # never a kernel that the config names, which would be downloaded
         output_loading_info=True,
     )
-    check_loading_report(report, where)
+    check_loading_report(report, where, "" if require_head else f"{network.base_model_prefix}.")
     return network
 
 
@@ -184,9 +185,10 @@ def _model_class_name(config: dict[str, Any], where: str) -> str:
     return next((name for name in names if name in architectures), names[0])
 
 
-def check_loading_report(report: dict[str, Any], where: str) -> None:
-    """Refuse missing weights, which transformers would initialize at random."""
-    missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
+def check_loading_report(report: dict[str, Any], where: str, prefix: str = "") -> None:
+    """Refuse missing weights, which transformers would initialize at random: all whose names begin with `prefix`."""
+    missing = sorted(name for name in map(str, report["missing_keys"]) if name.startswith(prefix))
+    missing += sorted(map(str, report["mismatched_keys"]))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"{where} lacks weights that its config asks for: {missing[0]}{more}")
