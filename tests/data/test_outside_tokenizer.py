@@ -16,7 +16,11 @@ from unmask.data.loader import Wrapped
 from unmask.data.readers import SourceConfig
 from unmask.data.tokenizers import get_tokenizer, load_tokenizer
 from unmask.distributed import Distributed
+from unmask.evaluation.datasets import resolve_dataset
+from unmask.evaluation.evaluate import tokenize_dataset
 from unmask.experiment import Experiment
+from unmask.report import ReportConfig
+from unmask.report._collect import collect
 from unmask.run import run_experiment
 from unmask.training.config import TrainingConfig
 
@@ -93,7 +97,7 @@ def test_a_file_round_trip(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokenizer.json", allow_code=True) == Codons("TGCA")
 
 
-def test_a_run_trains_resumes_and_exports_with_it(source: str, tmp_path: Path) -> None:
+def test_a_run_trains_resumes_exports_and_is_evaluated_with_it(source: str, tmp_path: Path) -> None:
     experiment = Experiment(
         sources=(source,),
         tokenizer=f"{Codons.__module__}:codons",
@@ -107,4 +111,14 @@ def test_a_run_trains_resumes_and_exports_with_it(source: str, tmp_path: Path) -
     for steps in (1, 2):
         longer = replace(experiment, training=replace(experiment.training, steps=steps))
         assert run_experiment(longer, tmp_path / "run", Distributed(), allow_code=True)
-    assert unmask.load(tmp_path / "run/model", allow_code=True).tokenizer == Codons()
+    lm = unmask.load(tmp_path / "run/model", allow_code=True)
+    assert lm.tokenizer == Codons()
+    lines = SourceConfig(lines=True)
+    corpus, text = (
+        resolve_dataset(str(path), tmp_path, source_config=lines, allow_code=True)
+        for path in (tmp_path / "run/corpus", source)
+    )
+    assert tokenize_dataset(lm, corpus, tmp_path / "a").tokenizer == Codons()
+    assert tokenize_dataset(lm, text, tmp_path / "b").tokenizer == Codons()
+    config = ReportConfig(windows=1, samples=1, steps=1, replicates=2, sweep_replicates=2)
+    assert collect(tmp_path / "run", config, allow_code=True).name == "run"

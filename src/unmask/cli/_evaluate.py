@@ -18,6 +18,7 @@ from unmask.cli._arguments import (
     ModelPath,
     ResultsPath,
     TextArgs,
+    allow_imports,
     load_distributed,
     model_fingerprint,
     validate_output,
@@ -95,7 +96,7 @@ def evaluate(
     evaluated: list[tuple[ResolvedDataset, Corpus, Score]] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
-        texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column))
+        texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
         lm, is_main = stack.enter_context(load_distributed(model, allow_code))
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
@@ -203,18 +204,19 @@ def eval_samples(
 
 
 def _resolve_datasets(
-    sources: tuple[str, ...], scratch: Path, folder: Path | None, options: object
+    sources: tuple[str, ...], scratch: Path, folder: Path | None, options: object, allow_code: bool
 ) -> tuple[list[ResolvedDataset], dict[str, str]]:
     """All texts, and of the paper's seven, why some are missing."""
     from unmask.data.readers import SourceConfig
     from unmask.evaluation.datasets import MDLM_ZERO_SHOT, resolve_dataset
 
     assert isinstance(options, SourceConfig)
+    allow_imports(allow_code)
     texts, missing = [], {}
     for number, name in enumerate(sources):
         for each in MDLM_ZERO_SHOT if name == _MDLM_ZERO_SHOT else (name,):
             try:
-                texts.append(resolve_dataset(each, scratch / f"set-{number}", folder, options))
+                texts.append(resolve_dataset(each, scratch / f"set-{number}", folder, options, allow_code=allow_code))
             except ValueError as error:
                 if name != _MDLM_ZERO_SHOT:
                     raise

@@ -29,6 +29,7 @@ from unmask.data.corpus import Corpus, is_corpus
 from unmask.data.readers import STDLIB_SOURCE, ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
 from unmask.evaluation import _detokenize as detokenize
 from unmask.io.hub import HUB_PREFIX
+from unmask.registry import AllowCode
 
 __all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]
 
@@ -208,15 +209,18 @@ def resolve_dataset(
     scratch: Path,
     folder: Path | None = None,
     source_config: SourceConfig = SourceConfig(),  # noqa: B008
+    *,
+    allow_code: AllowCode = False,
 ) -> ResolvedDataset:
     """The dataset called `name`; the documents of a named dataset are written to the folder `scratch`.
 
     A named dataset is read from local files in `folder`, or from the hub without one. `source_config` is for sources
-    that are not named datasets. Memory does not grow with the dataset.
+    that are not named datasets, `allow_code` for the tokenizer of a corpus folder. Memory does not grow with the
+    dataset.
     """
     known = name.split(":")[0]
     if known not in DATASETS:
-        return _resolve_source(name, source_config)
+        return _resolve_source(name, source_config, allow_code)
     match = _NAME_PATTERN.fullmatch(name)
     if match is None:
         raise ValueError(f"a dataset is named {known}[:{_TEST}|:{_VALIDATION}][:raw]; got {name!r}")
@@ -231,11 +235,12 @@ def resolve_dataset(
     return ResolvedDataset(name, str(file), SourceConfig(), origin, f"sha256:{sha256}", dataset.per_word, words)
 
 
-def _resolve_source(name: str, source_config: SourceConfig) -> ResolvedDataset:
+def _resolve_source(name: str, source_config: SourceConfig, allow_code: AllowCode) -> ResolvedDataset:
     if name != STDLIB_SOURCE and not name.startswith(HUB_PREFIX) and not Path(name).exists():
         raise ValueError(f"{name!r} is neither a file or folder nor a dataset; the datasets are {', '.join(DATASETS)}")
     if is_corpus(name):
-        return ResolvedDataset(name, name, source_config, name, f"sha256:{Corpus.open(name, verify=False).digest}")
+        corpus = Corpus.open(name, verify=False, allow_code=allow_code)
+        return ResolvedDataset(name, name, source_config, name, f"sha256:{corpus.digest}")
     return ResolvedDataset(name, name, source_config, name, Sources([name]).fingerprints[name])
 
 

@@ -17,6 +17,7 @@ from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.model import LanguageModel
+from unmask.registry import kind_of
 from unmask.sampling import Sampler
 from unmask.types import ProgressFn
 
@@ -63,14 +64,12 @@ def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path)
     if lm.tokenizer is None:
         raise ValueError("this model has no tokenizer, so it cannot be evaluated on text")
     if is_corpus(dataset.source):
-        corpus = Corpus.open(dataset.source, verify=False)
+        corpus = Corpus.open(dataset.source, verify=False, allow_code=(kind_of(type(lm.tokenizer)),))
         corpus.verify(_eval_split(corpus).record.name)  # not all of it, which may be large
         return corpus
     scratch.mkdir(parents=True, exist_ok=True)
-    tokenizer = scratch / "tokenizer.json"
-    tokenizer.write_text(lm.tokenizer.to_json(), encoding="utf-8")
     options = PrepareConfig(dataset.source_config, validation_fraction=0)
-    return prepare([dataset.source], scratch / f"corpus-of-{Path(dataset.source).stem}", str(tokenizer), options)
+    return prepare([dataset.source], scratch / f"corpus-of-{Path(dataset.source).stem}", lm.tokenizer, options)
 
 
 def eval_layout(lm: LanguageModel, corpus: Corpus, per_document: bool) -> RowLayout:

@@ -126,7 +126,7 @@ def collect(
     settings = RunFolder(run).read_settings()
     experiment: Experiment = from_json(Experiment, settings, str(run), allow_code=allow_code)
     curves = read_curves(run)
-    corpus = Corpus.open(run / "corpus", verify=False)
+    corpus = Corpus.open(run / "corpus", verify=False, allow_code=allow_code)
     lm, status = _load_model(run, experiment, curves, allow_code)
     validation, bounds, why_no_bounds = _evaluate(lm, corpus, experiment.layout, config, progress)
     with progress("samples", config.steps, "steps") as report:
