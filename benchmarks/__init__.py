@@ -1,1 +1,1 @@
-"""Programs that measure: `make bench` runs them; each runs alone, too (`python -m benchmarks.training`)."""
+"""Benchmarks: `make bench` runs them all; each also runs by itself (`python -m benchmarks.training`)."""

@@ -1,4 +1,4 @@
-"""All of it in about 15 minutes: a table of ratios, figures as JSON, and a plot.
+"""All benchmarks, in about 15 minutes: a table of ratios, figures as JSON, and a plot.
 
 python -m benchmarks [--out FOLDER] [--only WORD ...]
 """
@@ -75,7 +75,7 @@ def main() -> None:
             "results": {each: result.to_json() for each, result in results.items()},
             **extras,
         }
-        # After each, so that a run that is stopped is not lost.
+        # After each benchmark, so that a run that is stopped is not lost.
         (args.out / "bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     _print_results(list(results.values()))
     if "startup" in extras:

@@ -1,4 +1,4 @@
-"""What the reference implementation does beyond training and sampling: long text, and scores."""
+"""Additions to the reference implementation: semi-autoregressive sampling and likelihood estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bfloat16 changes in nats: the same model, texts and masks, computed both ways.
+"""The effect of bfloat16 on the nats: the same model, texts and masks in float32 and in bfloat16.
 
     python -m benchmarks.bf16_error runs/demo runs/demo/corpus --windows 32 --passes 4
 

@@ -1,8 +1,8 @@
-"""What training costs on any machine: FLOPs, bytes and messages of a step, and from these time and memory.
+"""A cost model of training: FLOPs, memory and communication of a step, and its time on a given cluster.
 
     python -m benchmarks.cost_model        # the tables of docs/scaling.md
 
-Every number is a product of sizes; `benchmarks.weak_scaling` compares the small end with measurements.
+`benchmarks.weak_scaling` compares it with measurements of a few processes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from unmask.report.formatting import print_table
 
 MASKED_FRACTION = 0.5
-"""The share of tokens that reaches the head: times are uniform, so half of them on average."""
+"""The fraction of tokens that reach the head: times are uniform, so half of them on average."""
 
 GRADIENT_BYTES, STATE_BYTES = 4, 20
-"""Bytes a parameter: of its gradient on the wire; of itself, its gradient, AdamW's two and the average."""
+"""Bytes per parameter: of the gradient on the wire; of weights, gradients, AdamW's moments and the moving average."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class ModelShape:
 
     @property
     def block_parameters(self) -> int:
-        """Attention's 4 and the MLP's 8 squares of the width."""
+        """4 width² in attention and 8 width² in the MLP."""
         return 12 * self.depth * self.width**2
 
     @property
     def parameters(self) -> int:
-        """With an embedding and a head of their own."""
+        """All blocks, the embedding and the (untied) head."""
         return self.block_parameters + 2 * self.vocab * self.width
 
     @property
@@ -68,7 +68,7 @@ class Cluster:
     memory_bytes: float
 
     def bandwidth(self, ranks: int) -> float:
-        """Of the slowest link that all ranks need."""
+        """The bandwidth of the slowest link between the ranks."""
         return self.intra_node_bandwidth if ranks <= self.gpus_per_node else self.inter_node_bandwidth
 
 
@@ -91,13 +91,13 @@ MODELS = (
 
 
 def communication_bytes(model: ModelShape, ranks: int, sharded: bool) -> float:
-    """Bytes that a rank sends in a step: gradients summed and spread (2), or weights gathered twice and
-    gradients scattered (3), each (n - 1)/n of all of them."""
+    """Bytes that a rank sends in a step: an all-reduce of gradients (2), or two all-gathers of weights and a
+    reduce-scatter of gradients (3), each (n - 1)/n of them."""
     return (3 if sharded else 2) * (ranks - 1) / ranks * GRADIENT_BYTES * model.parameters
 
 
 def memory_bytes(model: ModelShape, ranks: int, batch_size: int, sharded: bool) -> float:
-    """Bytes a rank holds: weights and state, the largest unsharded layer, activations, a part of logits."""
+    """Memory of a rank: weights and optimizer state, the largest unsharded layer, activations, a chunk of logits."""
     state: float = STATE_BYTES * model.parameters
     if sharded:
         state = state / ranks + 8 * max(model.vocab * model.width, 12 * model.width**2)
@@ -106,7 +106,7 @@ def memory_bytes(model: ModelShape, ranks: int, batch_size: int, sharded: bool) 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step of `tokens`: computing, and talking if nothing of it is hidden."""
+    """Seconds of a step of `tokens`: computation, and communication without overlap."""
 
     tokens: int
     compute_seconds: float
@@ -114,24 +114,24 @@ class StepTime:
 
     @property
     def overlapped_throughput(self) -> float:
-        """Tokens a second if talk is hidden behind computing as far as it goes."""
+        """Tokens per second if communication overlaps with computation."""
         return self.tokens / max(self.compute_seconds, self.communication_seconds)
 
     @property
     def serial_throughput(self) -> float:
-        """Tokens a second if none of it is."""
+        """Tokens per second without overlap."""
         return self.tokens / (self.compute_seconds + self.communication_seconds)
 
 
 def step_time(model: ModelShape, machine: Cluster, ranks: int, batch_size: int, sharded: bool) -> StepTime:
-    """With `rows` windows a rank."""
+    """The time of a step with `rows` windows per rank."""
     tokens = batch_size * model.length
     talk = communication_bytes(model, ranks, sharded) / machine.bandwidth(ranks)
     return StepTime(ranks * tokens, tokens * model.flops_per_token / machine.flops, talk)
 
 
 def max_batch_size(model: ModelShape, machine: Cluster, ranks: int, sharded: bool, global_batch_size: int) -> int:
-    """Rows a rank takes of a global batch, in powers of two as far as memory goes; 0 if not even one fits."""
+    """Rows per rank of a global batch: the largest power of two that fits in memory; 0 if not even one does."""
     rows = 1
     if memory_bytes(model, ranks, rows, sharded) > machine.memory_bytes:
         return 0
@@ -167,8 +167,8 @@ def main() -> None:
             if rows == 0:
                 lines.append((model.name, str(ranks), "FSDP2", *["does not fit"] * 6))
                 continue
-            # More rows than fit at once are taken one after the other: replicas talk after the last of them,
-            # shards are gathered and scattered for each.
+            # Rows that do not fit at once are microbatches: DDP communicates after the last of them,
+            # FSDP2 gathers and scatters in each.
             often = max(1, batch // (rows * ranks))
             one = step_time(model, H100, ranks, rows, sharded)
             talk = one.communication_seconds * often if sharded else one.communication_seconds
@@ -186,7 +186,7 @@ def main() -> None:
                 )
             )
     print()
-    header = ("model", "GPUs", "way", "memory", "M tokens/s", "talk/compute", "days 10B", "100B", "1T")
+    header = ("model", "GPUs", "way", "memory", "M tokens/s", "comm/compute", "days 10B", "100B", "1T")
     print_table(header, lines)
 
 

@@ -1,12 +1,12 @@
-"""The family: what a call of a LLaDA-shaped network costs, and what caches and parallel decoding are worth.
+"""Decoding of LLaDA-like models: the cost of a network call, and the gain of caches and parallel decoding.
 
     python -m benchmarks.decoding calls
     python -m benchmarks.decoding caches runs/mdlm text8/test.txt --reference-model runs/ar --block-model runs/block
 
-`calls` compares with the same network in transformers, in turns, in one run. `caches` writes block by block
-with a trained model: how often the network is called, how long it takes, how many hidden characters of real
-text come back (the most probable ones, hidden in the middle), and what an autoregressive model, the judge,
-thinks of texts that were written after real beginnings.
+`calls` compares with the same network in transformers, in turns, in one run. `caches` generates block by block
+with a trained model, and measures network calls, time, the accuracy of infilling (masked characters in the middle of
+real text that are restored), and the nats that an autoregressive reference model needs for continuations of real
+prompts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SAMPLERS: dict[str, Callable[[int, SamplingParams], Sampler]] = {
 
 
 def forward_times(repeats: int) -> list[dict[str, object]]:
-    """A network of Llama blocks that looks to both sides, ours and that of transformers: seconds a call."""
+    """Seconds per call of a bidirectional Llama network, in `unmask` and in transformers."""
     return [
         line
         for kv_heads in (HEADS, HEADS // 4)
@@ -60,7 +60,7 @@ def forward_times(repeats: int) -> list[dict[str, object]]:
 
 
 def matched_networks(kv_heads: int) -> tuple[Any, Any]:
-    """The same sizes twice."""
+    """The same network in `unmask` and in transformers."""
     import transformers
 
     config = DiTConfig(
@@ -126,7 +126,7 @@ def _log_probabilities(network: Any, z: Tensor, mask: Tensor, places: Tensor) ->
 
 
 def windows(lm: LanguageModel, text: str, count: int) -> Tensor:
-    """Windows of the model's length that lie evenly over a text."""
+    """Windows of the model's length, spread evenly over a text."""
     assert lm.tokenizer is not None
     assert lm.denoiser.max_length is not None
     length = lm.denoiser.max_length
@@ -136,7 +136,7 @@ def windows(lm: LanguageModel, text: str, count: int) -> Tensor:
 
 
 def generate_timed(lm: LanguageModel, z: Tensor, sampler: Blockwise) -> tuple[Tensor, int, float]:
-    """What was written, calls of the network and seconds, all rows together."""
+    """The generated text, network calls and seconds, of all sequences together."""
     begin = time.perf_counter()
     samples = lm.generate(z, sampler)
     return samples.tokens, samples.nfe, time.perf_counter() - begin
@@ -145,7 +145,7 @@ def generate_timed(lm: LanguageModel, z: Tensor, sampler: Blockwise) -> tuple[Te
 def compare_caches(
     lm: LanguageModel, reference_model: LanguageModel, text: str, count: int, block_size: int, name: str
 ) -> list[dict[str, object]]:
-    """Every cache with every way of decoding, on the same windows."""
+    """Every cache with every sampler, on the same windows."""
     real, many = windows(lm, text, count), windows(lm, text, 4 * count)
     length, mask = real.shape[1], lm.vocab.mask_id
     causal = isinstance(lm.denoiser.process, BlockMasking)
@@ -182,14 +182,15 @@ def compare_caches(
                 f"{name:6} {cache:6} {way:13} {called:4} calls {seconds:6.1f} s"
                 f" {line['tokens_per_second']:6.0f} tokens/s  restored {100 * line['accuracy']:.1f}"
                 f" ± {100 * line['accuracy_error']:.1f} %"
-                f"  judge {line['judge']:.3f} ± {line['judge_error']:.3f} nats, entropy {line['entropy']:.2f}"
+                f"  reference {line['reference_nats']:.3f} ± {line['reference_error']:.3f} nats,"
+                f" entropy {line['entropy']:.2f}"
             )
-    print(f"real text: judge {reference_nll(reference_model, real, begin)['judge']:.3f} nats")
+    print(f"real text: reference {reference_nll(reference_model, real, begin)['reference_nats']:.3f} nats")
     return found
 
 
 def reference_nll(reference_model: LanguageModel, tokens: Tensor, prompt_length: int) -> dict[str, Any]:
-    """Nats per token of what was written, given its beginning; and the entropy of its tokens, which falls
+    """Nats per token of generated text, given its prompt; and the entropy of its tokens, which falls
     when text repeats itself."""
     per_row = []
     for ids in tokens.tolist():
@@ -199,8 +200,8 @@ def reference_nll(reference_model: LanguageModel, tokens: Tensor, prompt_length:
     share = torch.bincount(tokens[:, prompt_length:].flatten()).double()
     share = share[share > 0] / share.sum()
     return {
-        "judge": float(each.mean()),
-        "judge_error": float(each.std() / len(each) ** 0.5),
+        "reference_nats": float(each.mean()),
+        "reference_error": float(each.std() / len(each) ** 0.5),
         "entropy": float(-(share * share.log()).sum()),
     }
 
@@ -225,11 +226,11 @@ def main() -> None:
     else:
         if not (args.model and args.text and args.reference_model):
             parser.error("caches needs a model, a text and --reference-model")
-        text, judge = Path(args.text).read_text(encoding="utf-8"), unmask.load(args.reference_model)
+        text, reference = Path(args.text).read_text(encoding="utf-8"), unmask.load(args.reference_model)
         models = {"MDLM": args.model, **({"block": args.block_model} if args.block_model else {})}
         results = []
         for name, folder in models.items():
-            results += compare_caches(unmask.load(folder), judge, text, args.num_samples, args.block_size, name)
+            results += compare_caches(unmask.load(folder), reference, text, args.num_samples, args.block_size, name)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

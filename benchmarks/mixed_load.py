@@ -1,4 +1,4 @@
-"""Long and short requests mixed, half of whose clients go away: how long the short ones wait."""
+"""A mix of long and short requests, half of whose clients disconnect: how long the short ones wait."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import httpx
 SHORT_REQUEST = {"prompt": "import ", "max_tokens": 1, "steps": 1}
 LONG_REQUEST = {"prompt": "import ", "max_tokens": 96, "steps": 4096, "sampler": "remdm", "n": 4}
 CLIENT_TIMEOUTS = {"short": (0.01, 0.1), "long": (0.1, 2.0)}
-"""Seconds, at random between these, after which a client goes away that does."""
+"""The range of seconds after which a disconnecting client leaves."""
 
 
 @dataclass
 class MixedLoadResult:
-    """What came of a mixed load."""
+    """The outcome of a mixed load."""
 
     clients: int
     elapsed: float = 0.0
@@ -49,7 +49,7 @@ class MixedLoadResult:
 
 def run_mixed_load(url: str, clients: int, count: int, seconds: float = 10.0, seed: int = 0) -> MixedLoadResult:
     """`count` short requests by three quarters of the clients, while the others keep asking for long ones
-    of at most `seconds`; every second client of each kind goes away before its answers, and so half of the
+    of at most `seconds`; every second client of each kind disconnects before its response, so half of the
     short requests are never answered."""
     result, lock, over = MixedLoadResult(clients), threading.Lock(), threading.Event()
     leaving = sorted({_disconnects(number) for number in range(clients) if _kind(number) == "short"})
@@ -83,12 +83,12 @@ def run_mixed_load(url: str, clients: int, count: int, seconds: float = 10.0, se
 
 
 def _kind(number: int) -> str:
-    """What a client asks for: every fourth long texts."""
+    """The kind of requests of a client: every fourth sends long ones."""
     return "short" if number % 4 else "long"
 
 
 def _disconnects(number: int) -> bool:
-    """Whether a client goes away before its answers: every other four do."""
+    """Whether a client disconnects before its responses: every other group of four does."""
     return number // 4 % 2 == 1
 
 
@@ -107,7 +107,7 @@ def _run(url: str, result: MixedLoadResult, clients: list[Callable[[], None]], o
 
 
 def _post(url: str, body: dict[str, Any], timeout: float) -> str:
-    """The status, or what the client met with."""
+    """The status, or the error of the client."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout)
     try:
         headers = {"Content-Type": "application/json"}

@@ -1,8 +1,8 @@
-"""Text into tokens: `unmask prepare` beside the tokenizer library itself.
+"""Tokenization: `unmask prepare` compared with the tokenizers library itself.
 
     python -m benchmarks.prepare FILE [--repeats 3]
 
-The plain way encodes all lines of the file in one batch and saves one array; both use the tokenizer that
+The baseline encodes all lines of the file in one batch and saves one array; both use the tokenizer that
 `prepare` has made, whose training is not timed. `prepare` also hashes, checks and writes atomically.
 """
 
@@ -23,7 +23,7 @@ TOKENIZERS = ("bytes", "bpe:4096")
 
 
 def tokenize_directly(file: Path, out: Path, tokenizer: Tokenizer) -> None:
-    """As training scripts do it."""
+    """All lines in one batch, as many training scripts do."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     encoded = tokenizer.backend.encode_batch(lines)
     np.save(out, np.concatenate([np.array(line.ids, np.uint16) for line in encoded]))

@@ -1,4 +1,4 @@
-"""Sampling, infilling and sliding windows: the same distribution, for fewer calls and a smaller head."""
+"""Sampling, infilling and semi-autoregressive generation, compared with the reference implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def measure_sampling(
     baseline_fraction: float = 1.0,
     ours_fraction: float = 1.0,
 ) -> Result:
-    """Text from nothing but masks."""
+    """Unconditional sampling."""
     network = f"V = {size.vocab:,}, {size.depth} x {size.width}"
     work = f"sampling {batch_size} x {size.length} tokens, {network}, {steps:,} steps"
     blank = torch.full((batch_size, size.length), size.vocab - 1)
@@ -32,7 +32,7 @@ def measure_sampling(
 def measure_infilling(
     repeats: int, size: ModelSize = LONG_SIZE, steps: int = 32, baseline_fraction: float = 0.25
 ) -> Result:
-    """A tenth of a text is hidden."""
+    """Infilling of a tenth of a text."""
     text = torch.randint(size.vocab - 1, (1, size.length), generator=torch.Generator().manual_seed(0))
     hidden = text.masked_fill(torch.arange(size.length) % 10 == 3, size.vocab - 1)
     work = f"infilling 10 % of {size.length:,} tokens, V = {size.vocab:,}, {steps} steps"
@@ -48,9 +48,9 @@ def _compare(
     baseline_fraction: float,
     ours_fraction: float = 1.0,
 ) -> Result:
-    """The reference's steps are alike: a share of them is run, and its last call of the network left out.
+    """All steps of the reference cost the same: a fraction of them is run, without its last network call.
 
-    Ours needs as many calls for a row's first tokens as for its last, so a share of the tokens is written.
+    `unmask` needs as many calls for the first tokens of a sequence as for the last: a fraction of them is generated.
     """
     reference, precision, model = fastest_pair(
         size, lambda reference: ancestral_sample(reference, canvas, steps, max_steps=1)

@@ -1,4 +1,4 @@
-"""What sampling costs as length, vocabulary, steps and batch grow, both ways."""
+"""The cost of sampling against length, vocabulary, steps and batch size, compared with the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Point:
 
 
 def measure_scaling() -> list[Point]:
-    """Each axis by itself, from 4 texts of 128 tokens over 4,096 in 16 steps."""
+    """Vary one size at a time, from 4 texts of 128 tokens, a vocabulary of 4,096 and 16 steps."""
     return [_measure_point(axis, value) for axis, values in AXES.items() for value in values]
 
 

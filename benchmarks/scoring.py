@@ -4,7 +4,7 @@
 
 Passes over a text are independent, so the time to reach an error is proportional to the seconds and to the
 variance of one pass. Seconds are those of networks of the reference's shape. Variances of both estimators are those
-of a trained model of ours: in an untrained one, the control variate explains nearly all of the variance.
+of a trained `unmask` model: in an untrained one, the control variate explains nearly all of the variance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WINDOWS, PASSES, DRAWS, TARGET_ERROR = 16, 50, 2, 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """A network to be timed, and what is learned in a few steps to know the variance."""
+    """A network to time, and a recipe for the small model whose variance is measured."""
 
     name: str
     size: ModelSize

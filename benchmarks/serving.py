@@ -1,9 +1,9 @@
-"""The server under load: many clients at once against the same requests one after another.
+"""The server under load: concurrent clients compared with the same requests one after another.
 
     python -m benchmarks.serving [MODEL] [--clients 16] [--memory 2000] [--mixed 5000] [--quick]
 
 Prints the ratio of tokens a second (repeats in turns), how evenly clients are served, the server's memory
-while requests come, some of whose clients go away in the middle, and how long short requests wait beside long
+while clients disconnect in the middle of requests, and how long short requests wait next to long
 ones at 16, 64 and 256 clients.
 """
 
@@ -37,7 +37,7 @@ PROMPTS = ("def main():", "import os\n", "class Reader:\n    ", "for line in ", 
 
 @contextmanager
 def running_server(model: str) -> Iterator[tuple[str, int]]:
-    """A server of its own, its address and its process."""
+    """Start a server; yields its address and process id."""
     command = [sys.executable, "-m", "unmask", "serve", model, "--port", "0", "--max-queue", "4096"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -81,11 +81,11 @@ def make_requests(count: int, seed: int, lengths: Sequence[int] = (8, 16, 24)) -
 
 
 def run_load(url: str, requests: list[dict[str, Any]], clients: int) -> tuple[float, list[float], list[str]]:
-    """Tokens a second, each request's seconds, and the texts."""
+    """Tokens per second, the seconds of each request, and the texts."""
     place, opened = threading.local(), list[http.client.HTTPConnection]()
 
     def one(body: dict[str, Any]) -> tuple[float, str]:
-        # The plainest client there is, because it works on the same cores as the server.
+        # A minimal client, because it runs on the same cores as the server.
         if not hasattr(place, "connection"):
             place.connection = http.client.HTTPConnection(url.removeprefix("http://"))
             opened.append(place.connection)
@@ -106,7 +106,7 @@ def run_load(url: str, requests: list[dict[str, Any]], clients: int) -> tuple[fl
 
 
 def memory_under_disconnects(url: str, pid: int, count: int, clients: int) -> list[float]:
-    """Megabytes that the server holds after each tenth of the requests; half of the clients soon leave."""
+    """The server's memory in MB after each tenth of the requests; half of the clients disconnect early."""
     sizes = []
     chance = random.Random(1)
 

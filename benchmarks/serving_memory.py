@@ -1,4 +1,4 @@
-"""The memory of a server while short requests of many shapes come.
+"""The server's memory under short requests of many shapes.
 
     python -m benchmarks.serving_memory [MODEL] [--requests 12000] [--clients 8]
 
@@ -58,7 +58,7 @@ def make_request(number: int, seed: int = 0) -> tuple[str, dict[str, Any]]:
 
 
 def run_requests(url: str, request_ids: range, clients: int) -> tuple[float, dict[int, int]]:
-    """The seconds that so many requests took, and how many had which status."""
+    """The seconds that the requests took, and the number of responses by status."""
     place, statuses, opened = threading.local(), dict[int, int](), list[http.client.HTTPConnection]()
 
     def one(number: int) -> int:

@@ -71,7 +71,7 @@ class IsolatedProcess:
         self._request(False)
 
     def flops(self) -> int:
-        """Those of the work, which is done once more."""
+        """FLOPs of the work, from one more run."""
         return self._request(True)
 
     def _request(self, with_flops: bool) -> int:
@@ -94,7 +94,7 @@ def _serve_calls(pipe: Connection, make: Callable[..., WorkFn], *arguments: obje
 
 
 def measure_flops(work: WorkFn) -> int:
-    """FLOPs of its matrix products; it is done to be counted."""
+    """FLOPs of the matrix products of `work`, which is run once."""
     with count_flops(True) as count:
         work()
     return count.flops
@@ -114,7 +114,7 @@ def time_alternating(
 
 
 def time_once(work: WorkFn) -> float:
-    """Seconds that it takes."""
+    """Seconds of one run."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -132,7 +132,7 @@ def compare(
     ours_fraction: float = 1.0,
     with_flops: bool = True,
 ) -> Result:
-    """Measure a piece of work both ways, and what share of the peak ours reaches.
+    """Time the same work in the reference and in `unmask`, and the fraction of the peak that `unmask` reaches.
 
     Where all of the work would take too long, the baseline does `baseline_fraction` of it and ours `ours_fraction`;
     times are extrapolated to all of it. With `with_flops`, ours runs once more to count its FLOPs.
@@ -150,12 +150,12 @@ def compare(
 
 @cache
 def unmask_uses_bf16() -> bool:
-    """Whether our side computes in bfloat16: wherever the machine is good at it."""
+    """Whether `unmask` computes in bfloat16: if it is faster on this machine."""
     return bf16_is_faster(torch.device("cpu"))
 
 
 def current_peak_flops() -> float:
-    """FLOP/s of large matrix products at this moment, of the kind that our side is made of."""
+    """FLOP/s of large matrix products right now, in the precision that `unmask` uses."""
     return measure_peak_flops(torch.bfloat16 if unmask_uses_bf16() else torch.float32, torch.device("cpu"))
 
 
@@ -164,7 +164,7 @@ PRECISIONS = {"float32": False, "bfloat16": True}
 
 
 def fastest(works: Mapping[str, WorkFn]) -> str:
-    """The name of the work that takes the least time: three turns, of which the first is not counted."""
+    """The name of the fastest work, from three turns of which the first is not counted."""
     rounds = [{name: time_once(work) for name, work in works.items()} for _ in range(3)][1:]
     return min(works, key=lambda name: min(seconds[name] for seconds in rounds))
 
@@ -192,7 +192,7 @@ def matched_pair(size: ModelSize, seed: int = 0, bf16: bool = False) -> tuple[Re
     """A reference network with random weights, and a model of `unmask` with the same weights."""
     torch.manual_seed(seed)
     reference = ReferenceMDLM(size, bf16=bf16)
-    with torch.no_grad():  # zeros would hide what depends on what
+    with torch.no_grad():  # weights that are initialized to zero would hide errors
         for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     return reference, to_unmask(reference)

@@ -1,12 +1,12 @@
-"""Time to quality: nats per token of held-out text after so many seconds of training.
+"""Time to quality: nats per token of held-out text after a given training time.
 
     python -m benchmarks.time_to_quality text8/train.txt text8/test.txt --seconds 240 --seed 1
     python -m benchmarks.time_to_quality --recipe stdlib-tiny --seconds 120
     python -m benchmarks.time_to_quality text8/train.txt text8/test.txt --arm no-muon --set backbone.depth=6
 
-Only training is timed. On a machine that is not quiet, `--steps` says how many there are to be: as many as
-a quiet machine does in the time. What is reported is always the true bound, measured in the same way for
-every arm: on windows that lie evenly over a text that no choice was made on, with the averaged weights.
+Only training is timed. On a busy machine, use `--steps` with the number of steps that an idle one does in the time.
+The reported figure is always the bound itself, measured in the same way for every arm: on windows spread evenly over
+a text on which no choice was made, with the averaged weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unmask.run import build_trainer
 from unmask.training.trainer import Trainer
 
 CALIBRATION_STEPS = 20
-"""Steps whose time says how many fit into the budget; they are not part of the run."""
+"""Steps that are timed to find how many fit into the budget; they are not part of the run."""
 
 ABLATIONS: dict[str, tuple[str, ...]] = {
     "local": ("backbone.local_init=null", "backbone.rope_theta=10000"),
@@ -46,7 +46,7 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
     "muon": ("training.optimizer=AdamW", "training.optimizer.lr=1e-3"),
     "unigram": ("unigram_bias_init=false",),
 }
-"""Parts of the recipe, and what must be changed to leave them out."""
+"""The ablated parts of the recipe, and the settings that leave them out."""
 
 
 def apply_arm(experiment: Experiment, arm: str, overrides: Sequence[str]) -> Experiment:
@@ -64,7 +64,7 @@ def apply_arm(experiment: Experiment, arm: str, overrides: Sequence[str]) -> Exp
 def train(
     experiment: Experiment, corpus: Corpus, seconds: float, seed: int, steps: int | None = None
 ) -> tuple[LanguageModel, dict[str, Any]]:
-    """As many steps as fit into the time, or as are wanted, and the model with its averaged weights."""
+    """Train for the given time or number of steps; returns the averaged model, and the time and steps it took."""
 
     def build(steps: int) -> Trainer:
         settings = replace(
@@ -122,7 +122,7 @@ def train_baseline(
 
 
 def evaluate(model: LanguageModel, split: Split, windows: int, passes: int) -> dict[str, float]:
-    """Nats per token on windows that lie evenly over the text, and their standard error given the text."""
+    """Nats per token on windows spread evenly over the text, and the standard error given the text."""
     length = model.denoiser.max_length
     assert length is not None
     with model.inference_mode():
@@ -137,11 +137,11 @@ def _seconds_per_step(step: Callable[[], object]) -> float:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return statistics.mean(times[2:])  # the first two set things up
+    return statistics.mean(times[2:])  # the first two include warm-up
 
 
 def _corpora(experiment: Experiment, files: Sequence[str], folder: Path) -> tuple[Corpus, Split]:
-    """What to train on, and what to measure on."""
+    """The training and the evaluation corpus."""
     if not files:
         corpus = prepare(experiment.sources, folder / "own", experiment.tokenizer, experiment.prepare)
         return corpus, corpus.splits["valid"]
@@ -174,7 +174,7 @@ def main() -> None:
     peak = current_peak_flops()
     experiment = apply_arm(base, "default" if args.arm.startswith("baseline") else args.arm, args.set)
     net, batch = experiment.backbone, experiment.training.batch_size
-    assert isinstance(net, DiTConfig)  # as in all recipes that begin from nothing
+    assert isinstance(net, DiTConfig)  # as in all recipes that train from scratch
     if args.arm.startswith("baseline"):
         size = ModelSize(corpus.tokenizer.vocab_size + 1, net.depth, net.width, net.max_length, net.heads)
         lr = float(args.arm.partition(":")[2] or 3e-4)

@@ -32,16 +32,16 @@ WIDE = ModelSize(vocab=32_000, depth=5, width=640, length=192, heads=10)
 """The last two are shapes that nothing was tuned on."""
 
 STEPS = 2
-"""One after another, before it is the other way's turn."""
+"""Consecutive steps in each turn."""
 
 
 def baseline_trainer(size: ModelSize, bf16: bool = False) -> ReferenceTrainer:
-    """The reference, ready to be stepped."""
+    """The reference implementation, ready to train."""
     return ReferenceTrainer(matched_pair(size, bf16=bf16)[0])
 
 
 def unmask_trainer(size: ModelSize, batch: int, bf16: bool = False) -> Trainer:
-    """Ours: the same network, optimizer, clipping and moving average."""
+    """`unmask`: the same network, optimizer, clipping and moving average."""
     model = matched_pair(size)[1]
     loader = Loader(_random_tokens(size, batch), Wrapped(size.length), batch)
     settings = TrainingConfig(steps=1000, batch_size=batch, optimizer=AdamW(lr=3e-4), warmup_steps=0, bf16=bf16)
@@ -50,7 +50,7 @@ def unmask_trainer(size: ModelSize, batch: int, bf16: bool = False) -> Trainer:
 
 
 def random_batch(size: ModelSize, batch: int) -> Tensor:
-    """Some of the text that ours is trained on, [batch, L]."""
+    """Random tokens, [batch, L]."""
     return torch.from_numpy(_random_tokens(size, batch).ids[: batch * size.length]).view(batch, size.length)
 
 
@@ -70,7 +70,7 @@ def baseline_steps(size: ModelSize, batch: int, bf16: bool) -> WorkFn:
 
 
 def unmask_steps(size: ModelSize, batch: int, bf16: bool) -> WorkFn:
-    """Steps of ours in the middle of a run (the first ones count FLOPs, which takes time)."""
+    """Steps of `unmask` in the middle of a run (the first ones count FLOPs, which takes time)."""
     run = unmask_trainer(size, batch, bf16)
     run.state.step = 100
 
@@ -92,7 +92,7 @@ def measure_training(size: ModelSize, batch: int, repeats: int = 7) -> Result:
         precision = fastest(ways)
         for name, way in ways.items():
             if name != precision:
-                way.process.kill()  # or its memory would be held all the while
+                way.process.kill()  # frees its memory
         ours = processes.enter_context(IsolatedProcess(unmask_steps, size, batch, unmask_uses_bf16()))
         return compare(work, precision, ways[precision], ours, repeats, baseline_fraction=STEPS, ours_fraction=STEPS)
 

@@ -1,10 +1,10 @@
-"""Peak memory of a training step, each way in a process of its own, with what its allocator holds back.
+"""Peak memory of a training step, each variant in its own process, including what the allocator holds back.
 
 python -m benchmarks.training_memory float32|bfloat16|ours|recompute
 
-The first two are the reference's, which is compared in the precision in which it needs less.
+The first two are the reference implementation, of which the one that needs less is compared.
 
-With MALLOC_MMAP_THRESHOLD_=4000000 large blocks go back when they are freed: what is then told is in use.
+With MALLOC_MMAP_THRESHOLD_=4000000 freed large blocks are returned to the system: the figure is then memory in use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _peak_memory() -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in PRECISIONS:  # each way is alone
+    if sys.argv[1] in PRECISIONS:  # each variant runs alone
         trainer, text = baseline_trainer(SIZE, PRECISIONS[sys.argv[1]]), random_batch(SIZE, BATCH)
         trainer.step(text[:1, :8])
         trainer.step(text)

@@ -1,9 +1,9 @@
-"""Many processes on this machine: weak scaling, and the cost model's prediction beside it.
+"""Weak scaling over processes on this machine, compared with the prediction of the cost model.
 
     python -m benchmarks.weak_scaling        # 1, 2 and 3 processes of one thread each
 
-Every process takes the same rows, so twice the processes do twice the work. Two that know nothing of each
-other show what the machine itself can give; two cores cannot do the work of three.
+Every process takes the same number of rows, so twice the processes do twice the work. Two independent
+processes show what the machine allows; two cores cannot do the work of three.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unmask.types import Vocab
 
 SIZE = ModelShape("small", depth=4, width=256, vocab=4096, length=256)
 BATCH_SIZES, STEPS = (4, 16), 12
-"""Windows that a process takes in a step: few, where exchanging gradients counts most, and more."""
+"""Windows per process and step: few, where gradient exchange counts most, and more."""
 
 
 def worker(distributed: Distributed, batch_size: int) -> dict[str, float]:
@@ -54,7 +54,7 @@ def worker(distributed: Distributed, batch_size: int) -> dict[str, float]:
 
 
 def _bandwidth(distributed: Distributed) -> float:
-    """Bytes a second of summing as many numbers as the model has."""
+    """Bytes per second of an all-reduce of the size of the model."""
     if distributed.world_size == 1:
         return float("inf")
     numbers = torch.ones(SIZE.parameters)
@@ -95,7 +95,7 @@ def print_scaling_table(batch_size: int, repeats: int = 3) -> None:
     The prediction takes the speed of one process as given, and divides the cores among more than there are.
     """
     tokens, cores = batch_size * SIZE.length, os.cpu_count() or 1
-    ways = {"1": (1, 1), "2, strangers": (1, 2), "2": (2, 1), "3": (3, 1)}
+    ways = {"1": (1, 1), "2, independent": (1, 2), "2": (2, 1), "3": (3, 1)}
     turns = [{name: run_groups(batch_size, *way) for name, way in ways.items()} for _ in range(repeats)]
     lines = []
     for name, (ranks, groups) in ways.items():
