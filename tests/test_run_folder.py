@@ -238,7 +238,7 @@ def test_a_refused_run_leaves_nothing(
         "loud.txt": replace(experiment, tokenizer="text8", sources=(str(tmp_path / "loud.txt"),)),
         "attention_annealing needs a causal": replace(start, training=replace(start.training, attention_annealing=0.5)),
         "needs text": replace(experiment, sources=()),
-        "goes on from a model": replace(experiment, init_from=""),
+        "this experiment fine-tunes a model": replace(experiment, init_from=""),
     }
     for sentence, wrong in refused.items():
         with pytest.raises(ValueError, match=sentence):
@@ -260,7 +260,7 @@ def test_models_corpora_and_files_are_no_place_for_a_run(
     (tmp_path / "file").write_text("mine")
     before = contents(tmp_path)
     for name, sentence in (
-        ("model", "is the folder of a model"),
+        ("model", "is a model folder"),
         ("corpus", "is a prepared corpus"),
         ("file", "is a file"),
     ):
@@ -322,7 +322,7 @@ def test_what_a_recipe_cannot_know_is_asked_for(
         ):
             code, out, err = command("train", recipe, *given)
             assert (code, out) == (2, "")
-            assert err == f"unmask: {recipe} needs {asked}: it fine-tunes a model of yours on text of yours\n"
+            assert err == f"unmask: {recipe} needs {asked}: it fine-tunes your model on your text\n"
     assert os.listdir() == ["text.txt"]
 
 

@@ -21,7 +21,7 @@ def tokens(rows: int = 2, length: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 0, -4])
 def test_a_vocabulary_needs_a_token_beside_the_mask(size: int) -> None:
-    with pytest.raises(ValueError, match=f"^a vocabulary needs a token and the mask, .* got {size}$"):
+    with pytest.raises(ValueError, match=f"^a vocabulary needs at least one token besides the mask, .* got {size}$"):
         Vocab(size, 0)
 
 
@@ -56,7 +56,7 @@ def test_an_id_outside_the_vocabulary_is_named(worst: int) -> None:
 def test_data_must_not_contain_the_mask() -> None:
     hidden = torch.tensor([[1, 2, 3]])
     Vocab(5, 2).validate(hidden)  # on a canvas it may
-    with pytest.raises(ValueError, match=r"^the data contains the mask id 2, which stands for a hidden token;"):
+    with pytest.raises(ValueError, match=r"^the data contains the mask id 2, which is not a token of text;"):
         Vocab(5, 2).validate(hidden, clean=True)
 
 
@@ -120,7 +120,7 @@ def test_a_batch_alone_is_the_global_batch() -> None:
     ("row_offset", "global_batch_size", "rows"), [(7, 8, r"7\.\.8"), (0, 1, r"0\.\.1"), (-1, 8, r"-1\.\.0")]
 )
 def test_rows_must_fit_into_the_global_batch(row_offset: int, global_batch_size: int, rows: str) -> None:
-    with pytest.raises(ValueError, match=f"^rows {rows} do not fit into a global batch of {global_batch_size} rows$"):
+    with pytest.raises(ValueError, match=f"^rows {rows} are outside a global batch of {global_batch_size} rows$"):
         Batch(tokens(), row_offset=row_offset, global_batch_size=global_batch_size)
 
 

@@ -226,7 +226,7 @@ def _default_json(cls: Any) -> _Json:
 
 
 def _parse_value(type_: Any, text: str) -> _Json:
-    """The JSON that a text stands for where a `type_` is expected."""
+    """The JSON value of a text where a `type_` is expected."""
     members = _union_members(type_)
     if types.NoneType in members and text.lower() in ("none", "null"):
         return None

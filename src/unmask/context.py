@@ -1,6 +1,6 @@
-"""What a network is told beside tokens and times: padding, documents, attention stages and a cache.
+"""What a network gets besides tokens and times: padding, documents, attention stages and a cache.
 
-One `Context` travels from whoever calls a denoiser to the network's attention layers. Samplers make a
+One `Context` is passed from the caller of a denoiser to the network's attention layers. Samplers make a
 `Cache` with `denoiser.new_cache()` and know nothing of its inside.
 """
 
@@ -106,7 +106,7 @@ class Cache(ABC):
 
 @dataclass(frozen=True)
 class Context:
-    """What a network is told beside tokens and times. All of it is optional."""
+    """What a network gets besides tokens and times. All of it is optional."""
 
     valid: Tensor | None = None
     """bool [B, positions of the text]: False on padding, which no token attends to."""
@@ -121,5 +121,5 @@ class Context:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is said."""
+        """Whether nothing is given."""
         return all(value is None for value in vars(self).values())

@@ -93,7 +93,7 @@ def init_distributed() -> Iterator[Distributed]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Distributed(dist.get_rank(), dist.get_world_size(), device)
-        dist.barrier()  # nobody leaves while another may still be talking to it
+        dist.barrier()  # no rank exits while another may still communicate with it
     finally:
         # A thread of the group that still has to release a tensor needs the interpreter's lock. Whoever drops the
         # last reference to the group holds that lock and waits for the thread: neither would ever continue.
@@ -102,11 +102,11 @@ def init_distributed() -> Iterator[Distributed]:
 
 
 def exit_rank(code: int) -> None:
-    """End this process, if it is a rank of many, at once: with its atexit work done, but its threads at work.
+    """Exit at once if this is one of several ranks: atexit handlers run, but threads are not joined.
 
-    The threads of a process group live as long as anything keeps the group: a sharded model, or the meshes
-    in DTensor's caches, which last to the end. One of them that lets go of a tensor, or fails because another
-    rank is gone, while the interpreter takes itself apart would abort the process, whatever its code.
+    The threads of a process group live as long as anything references the group: a sharded model, or the meshes in
+    DTensor's caches, which are never freed. A thread that releases a tensor, or fails because another rank has exited,
+    during interpreter shutdown would abort the process, whatever its exit code.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
@@ -132,9 +132,9 @@ def _wait_for_gloo_threads() -> None:
 
 
 def _gloo_thread_states() -> Iterator[str]:
-    """Whether each thread of gloo sleeps (S) or runs (R), as Linux tells it; nothing elsewhere."""
+    """Whether each thread of gloo sleeps (S) or runs (R), as Linux reports it; empty on other systems."""
     for file in Path("/proc/self/task").glob("*/stat"):
-        with suppress(OSError):  # the thread is gone
+        with suppress(OSError):  # the thread has ended
             name, _, rest = file.read_text().partition(" (")[2].rpartition(") ")
             if "gloo" in name:
                 yield rest[0]

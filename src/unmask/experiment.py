@@ -78,12 +78,12 @@ class Experiment:
             raise ValueError("lora is for fine-tuning: name the model to start from as init_from")
         longest = self.backbone.max_length
         if longest is not None and self.layout.length > longest:
-            raise ValueError(f"rows of {self.layout.length} tokens are longer than the model's {longest}")
+            raise ValueError(f"rows of {self.layout.length} tokens are longer than the model's maximum of {longest}")
         causal = isinstance(self.objective, NextToken)
         if self.backbone.causal != causal:
             raise ValueError(
                 f"{type(self.objective).__name__} needs backbone.causal={str(causal).lower()};"
-                " `with_objective` and --objective see to it"
+                " set it, or use `with_objective` or --objective, which set it"
             )
 
     def with_objective(self, objective: Objective) -> Experiment:

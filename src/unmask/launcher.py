@@ -30,7 +30,7 @@ _NOISY_LOGGERS = (
 
 
 def register() -> Any:
-    """Called by torchrun when it starts; what it returns stands for a rendezvous, which this is not."""
+    """Called by torchrun at start-up, as if it registered a rendezvous backend, which it does not."""
     if not os.environ.get("UNMASK_TRACEBACK") and _launches_unmask(sys.argv[1:]):
         sys.excepthook = _excepthook
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its notice
@@ -42,7 +42,7 @@ def register() -> Any:
 def _exit_code(codes: Sequence[int], signal_number: int | None = None) -> int:
     """What the launcher returns, from the codes of its ranks in the order in which they ended.
 
-    The ranks stop together and only when all have saved; whoever is not gone by then may be killed.
+    The ranks stop together, after all have saved; ranks that have not exited by then may be killed.
     """
     if _EXIT_STOPPED in codes:
         return _EXIT_STOPPED
@@ -71,7 +71,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
         codes = _child_exit_codes()
         if -signal.SIGKILL in codes:
             _print_error(
-                "the ranks did not leave in time and were killed; training goes on from its last checkpoint"
+                "the ranks did not exit in time and were killed; training resumes from its last checkpoint"
                 " when the same command is given again, and torchrun's --shutdown-timeout gives more time"
             )
         sys.exit(_exit_code(codes, error.sigval))
@@ -89,4 +89,4 @@ def _print_error(message: str) -> None:
 
 
 def _no_rendezvous(_parameters: Any) -> NoReturn:
-    raise ValueError("'unmask' is not a rendezvous; leave --rdzv-backend away, or name one of torchrun's")
+    raise ValueError("'unmask' is not a rendezvous; leave out --rdzv-backend, or name one of torchrun's")

@@ -1,4 +1,4 @@
-"""Where a figure comes from: what must be told with it so that somebody else can get it again."""
+"""Provenance of a result: what is recorded with it so that others can reproduce it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARIES = ("unmask", "torch", "numpy", "tokenizers", "transformers")
 
 
 def collect_provenance(seed: int, data: Mapping[str, str], model: Mapping[str, str] | None = None) -> dict[str, object]:
-    """The command, versions, machine, seed, and the identities (digests) of data and model, for JSON."""
+    """The command, time, library versions, machine, seed, and the digests of data and model, for JSON."""
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""The words every module shares: tokens, times, rows, log_x; a vocabulary; a batch.
+"""Types that all modules share: tokens, times, positions, log_x; a vocabulary; a batch.
 
 `x` is clean, `z` is noisy, `log_x` is a prediction of `x`; `s < t` are times;
 B sequences of L positions over V tokens.
@@ -18,14 +18,14 @@ from unmask.context import Context
 
 
 class NonFiniteError(ValueError):
-    """A network does not answer with probabilities: its weights are damaged."""
+    """A network's output is NaN: its weights are damaged."""
 
 
 Tokens: TypeAlias = Tensor
 """int64 [B, L]."""
 
 Times: TypeAlias = Tensor
-"""float [B, 1] (one time a sequence) or [B, L]; 0 is data, 1 is all mask."""
+"""float [B, 1] (one time per sequence) or [B, L]; 0 is data, 1 is all mask."""
 
 Positions: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """Positions of a [B, L] tensor: booleans [B, L], or indices (sequence, position), in any order; see `Queries`."""
@@ -34,7 +34,7 @@ Positions: TypeAlias = Tensor | tuple[Tensor, Tensor]
 class Queries(tuple[Tensor, Tensor]):
     """Queried positions as indices (sequence [N], position [N]), in the order of the sequences.
 
-    What kernels must know of them is on the host, so that no layer has to wait for the device.
+    The numbers that kernels need are kept on the host, so that no layer synchronizes with the device.
     """
 
     counts: Tensor
@@ -44,7 +44,7 @@ class Queries(tuple[Tensor, Tensor]):
     shape: torch.Size
     """[B, L]."""
     facts: tuple[bool, ...]
-    """The booleans that were read with the sizes."""
+    """Booleans that were read from the device together with the counts."""
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "B L"], *facts: Tensor) -> Queries:
@@ -53,7 +53,7 @@ class Queries(tuple[Tensor, Tensor]):
         numbers = torch.cat([counts, *(fact.view(1) for fact in facts)]).tolist()
         total, length = sum(numbers[:batch]), max(1, mask.shape[1])
         flags = mask.flatten()
-        # Like nonzero(), whose result would have to be waited for: index i goes to slot cumsum(i) - 1.
+        # Like nonzero(), which would synchronize: index i goes to slot cumsum(i) - 1.
         slot = torch.where(flags, flags.cumsum(0) - 1, total)
         indices = torch.arange(len(flags), device=mask.device)
         index = slot.new_empty(total + 1).scatter_(0, slot, indices)[:total]
@@ -73,7 +73,7 @@ class Queries(tuple[Tensor, Tensor]):
 
     @classmethod
     def resolve(cls, positions: Positions, shape: torch.Size, *facts: Tensor) -> tuple[Queries, Tensor | None]:
-        """The queries of any kind of positions, and the order in which they were asked for (None: as they are)."""
+        """The queries of any positions, and the permutation to the order given (None if they are in it)."""
         if isinstance(positions, Queries):
             return positions._with_facts(*facts), None
         if isinstance(positions, Tensor):
@@ -114,36 +114,39 @@ class Queries(tuple[Tensor, Tensor]):
 
 
 LogX: TypeAlias = Float[Tensor, "N V"]
-"""float [N, V]: one line of log-probabilities of the clean token for each asked row."""
+"""float [N, V]: log-probabilities of the clean token, one row for each query."""
 
 RowFn: TypeAlias = Callable[[LogX, slice | Tensor], Tensor]
-"""A number, or a few, for each line of log_x, given some of the lines and which of all these are."""
+"""A row function: maps a chunk of log_x [n, V] and the indices of its rows to values [n] or [n, k]."""
 
 ProgressFn: TypeAlias = Callable[[int], None]
-"""Is called with how much of a long piece of work is done so far."""
+"""Called with the amount of work done so far."""
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """`size` token ids, one of which, `mask`, means "hidden" and is never data; another may `end` a text."""
+    """The token ids of a model, one of which is the mask."""
 
     size: int
+    """The number of ids, the mask included."""
     mask_id: int
+    """The id of the mask, which is never data."""
     eos_id: int | None = None
+    """The id of the end-of-text token; None if there is none."""
 
     def __post_init__(self) -> None:
         if self.size < 2:
-            raise ValueError(f"a vocabulary needs a token and the mask, so size >= 2; got {self.size}")
+            raise ValueError(f"a vocabulary needs at least one token besides the mask, so size >= 2; got {self.size}")
         if not 0 <= self.mask_id < self.size:
             raise ValueError(f"the mask id {self.mask_id} is outside the vocabulary 0..{self.size - 1}")
         if self.eos_id is not None and not (0 <= self.eos_id < self.size and self.eos_id != self.mask_id):
             raise ValueError(
-                f"the id {self.eos_id} that ends a text must be in the vocabulary 0..{self.size - 1},"
-                f" and not the mask, {self.mask_id}"
+                f"the end-of-text id {self.eos_id} must be in the vocabulary 0..{self.size - 1},"
+                f" and different from the mask id {self.mask_id}"
             )
 
     def validate(self, tokens: Tokens, *, clean: bool = False) -> None:
-        """Refuse ids outside the vocabulary and, in `data`, the mask id."""
+        """ValueError for ids outside the vocabulary and, if the tokens must be `clean`, for the mask id."""
         if tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"token ids must be integers (int64); got {tokens.dtype}")
         if tokens.numel() == 0:
@@ -153,40 +156,48 @@ class Vocab:
                 raise ValueError(f"token id {worst} is outside the vocabulary 0..{self.size - 1}")
         if clean and bool((tokens == self.mask_id).any()):
             raise ValueError(
-                f"the data contains the mask id {self.mask_id}, which stands for a hidden token;"
+                f"the data contains the mask id {self.mask_id}, which is not a token of text;"
                 " remove it or use a tokenizer that cannot produce it"
             )
 
 
 class NoiseGroup(NamedTuple):
-    """Consecutive rows of a batch that are rows `row_offset ...` of a global batch with its own generator."""
+    """Consecutive rows of a batch whose noise is drawn from a generator of their own."""
 
     generator: torch.Generator
+    """The generator of the group's noise."""
     num_rows: int
+    """The number of rows."""
     row_offset: int
+    """The index of the first row in the group's global batch."""
     global_batch_size: int
+    """The number of rows in the group's global batch."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Clean sequences, and where they stand in the step's global batch.
+    """Clean sequences, and their place in the step's global batch.
 
-    `valid` is False on padding and `frozen` is True on tokens that are given (a prompt): neither is
-    noised or counted. Tokens of different `documents` (numbers) do not look at each other. A rank or
-    micro-batch holds the rows `row_offset ...` of `global_batch_size`, so that noise drawn for a row does not
-    depend on how the global batch was split. With `noise_groups`, which then cover all rows, the noise of each
-    group is drawn apart from the others': a network call may serve several requests.
+    The noise of a row depends on its index in the global batch only, not on how that was split over ranks and
+    microbatches.
     """
 
     tokens: Tokens
+    """int64 [B, L]: the clean tokens."""
     valid: Tensor | None = None
+    """bool [B, L]: False on padding, which is neither noised nor counted; None if there is none."""
     prompt_mask: Tensor | None = None
+    """bool [B, L]: True on given tokens, which are neither noised nor counted; None if there are none."""
     row_offset: int = 0
+    """The index of the first row in the global batch."""
     global_batch_size: int | None = None
+    """The number of rows in the global batch; None if it ends with this batch."""
     document_ids: Tensor | None = None
+    """int [B, L]: tokens of different documents do not attend to each other; None for one document per row."""
     noise_groups: tuple[NoiseGroup, ...] = ()
+    """Groups, covering all rows, whose noise is drawn independently: a network call may serve several requests."""
     checked_vocab: Vocab | None = None
-    """The vocabulary that the tokens were checked against: they are not checked again in every step."""
+    """The vocabulary that the tokens were checked against; they are not checked again in every step."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
@@ -198,16 +209,16 @@ class Batch:
                 )
         if self.row_offset < 0 or self.row_offset + len(self.tokens) > self.resolved_global_batch_size:
             raise ValueError(
-                f"rows {self.row_offset}..{self.row_offset + len(self.tokens) - 1} do not fit"
-                f" into a global batch of {self.resolved_global_batch_size} rows"
+                f"rows {self.row_offset}..{self.row_offset + len(self.tokens) - 1} are outside"
+                f" a global batch of {self.resolved_global_batch_size} rows"
             )
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def checked(self, vocab: Vocab) -> Batch:
-        """The same batch, known to have valid ids; ValueError for ids outside the vocabulary, and for the mask id
-        anywhere but on padding."""
+        """The same batch, marked as checked; ValueError for ids outside the vocabulary, and for the mask id anywhere
+        but on padding."""
         if self.checked_vocab == vocab:
             return self
         vocab.validate(self.tokens)
@@ -220,7 +231,7 @@ class Batch:
         return self.row_offset + len(self.tokens) if self.global_batch_size is None else self.global_batch_size
 
     def split_by_noise(self, generator: torch.Generator) -> Iterator[tuple[Batch, torch.Generator]]:
-        """The tokens whose noise is drawn together, and from which generator: all at once, without groups."""
+        """The parts of the batch whose noise is drawn together, with their generators; one part without groups."""
         if not self.noise_groups:
             yield self, generator
             return
@@ -230,7 +241,7 @@ class Batch:
 
     @property
     def loss_mask(self) -> Tensor:
-        """[B, L] booleans: the tokens that are noised and whose nats count."""
+        """bool [B, L]: the tokens that are noised and counted in the loss."""
         counted = torch.ones_like(self.tokens, dtype=torch.bool)
         if self.valid is not None:
             counted &= self.valid
@@ -239,18 +250,18 @@ class Batch:
         return counted
 
     def loss_positions(self) -> Queries:
-        """The positions of the loss mask. Without padding and prompts these are all, and nothing is read."""
+        """The positions of the loss mask; without padding and prompts all positions, with no host read."""
         if self.valid is None and self.prompt_mask is None:
             return Queries.everywhere(self.tokens.shape, self.tokens.device)
         return Queries.from_mask(self.loss_mask)
 
     @property
     def context(self) -> Context:
-        """What a network must know beside the tokens: which are padding, and which document each is of."""
+        """What the network needs besides the tokens: padding and documents."""
         return Context(valid=self.valid, document_ids=self.document_ids)
 
     def truncated(self, length: int) -> Batch:
-        """The first `length` tokens of every row; what a row has once, such as a label [B], stays."""
+        """The first `length` tokens of every row; values per row, such as a label [B], are kept."""
         tensors = {name: tensor for name, tensor in self._named_tensors().items() if tensor.ndim > 1}
         return self._replace_tensors({name: tensor[:, :length] for name, tensor in tensors.items()})
 

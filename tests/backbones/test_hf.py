@@ -327,7 +327,7 @@ def _with_layers(network: HFBackbone, kinds: list[str]) -> HFBackbone:
 REFUSED = {
     "future_visibility must be in": lambda: config("llama", future_visibility=1.5),
     "max_length must be at least 1": lambda: config("bert", max_length=0),
-    "max_length 25 is longer than the network's 24": lambda: config("bert", max_length=25).build(VOCAB),
+    "max_length 25 is longer than the network's maximum of 24": lambda: config("bert", max_length=25).build(VOCAB),
     "must be the JSON of a network": lambda: HFBackboneConfig('{"hidden_size": 16}'),
     "got 'nonsense'": lambda: HFBackboneConfig("nonsense"),
     "no network of the model_type 'bertt'": lambda: HFBackboneConfig('{"model_type": "bertt"}').build(VOCAB),
@@ -335,22 +335,26 @@ REFUSED = {
     "changes its logits": lambda: HFBackboneConfig(
         json.dumps({"model_type": "gemma2", **CAUSAL["gemma3_text"]}), future_visibility=1.0
     ).build(VOCAB),
-    "uses its output matrix in a way of its own": lambda: HFBackboneConfig(
+    "its output matrix is not a plain layer": lambda: HFBackboneConfig(
         json.dumps({"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1}), future_visibility=1.0
     ).build(VOCAB),
-    r"has layers \['chunked_attention'\]": lambda: logits(_with_layers(ours("llama"), ["chunked_attention"]), tokens()),
-    "does not obey masks": lambda: logits(
+    r"has layers of types \['chunked_attention'\]": lambda: logits(
+        _with_layers(ours("llama"), ["chunked_attention"]), tokens()
+    ),
+    "does not respect attention masks": lambda: logits(
         HFBackboneConfig(
             json.dumps({"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2}),
             future_visibility=1.0,
         ).build(VOCAB),
         tokens(),
     ),
-    "cannot read beside a cache": lambda: logits(ours("bert"), tokens(), cache=KVCache().view()),
-    "position 24 is beyond the network's 24": lambda: logits(
+    "has no KV cache; call it without a cache": lambda: logits(ours("bert"), tokens(), cache=KVCache().view()),
+    "position 24 is beyond the network's maximum length of 24": lambda: logits(
         ours("gpt2"), tokens(1, 5), stages=AttentionStages.block_causal(20, 25, 5, 20, torch.device("cpu"))
     ),
-    "AlbertForMaskedLM cannot recompute": lambda: setattr(ours("albert"), "gradient_checkpointing", True),
+    "AlbertForMaskedLM does not support gradient checkpointing": lambda: setattr(
+        ours("albert"), "gradient_checkpointing", True
+    ),
     "no bias to start at token frequencies": lambda: ours("llama").init_output_bias(torch.zeros(11)),
 }
 

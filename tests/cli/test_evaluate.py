@@ -94,7 +94,7 @@ def test_a_precision_that_is_not_reached_is_said(folder: str, command: Callable[
         parameter.data.normal_(std=0.3)
     unmask.save(model, f"{folder}-random", overwrite=True)
     done = command("score", f"{folder}-random", "abc abc", "--precision", "0.00001")
-    assert "and not the 0.00% asked for" in done.err
+    assert "not the 0.00% requested" in done.err
     assert "nats/token" in done.out
 
 
@@ -229,7 +229,7 @@ def test_score_without_a_text_is_refused(random_model: str, command: Callable[..
         assert (done.code, done.out) == (2, "")
         return str(done.err)
 
-    assert "give texts, or a table of them with --requests" in refusal()
+    assert "give texts, or a table with --requests" in refusal()
     (tmp_path / "a.txt").write_text("abc")
     assert "must be a table, as in requests.jsonl" in refusal("--requests", str(tmp_path / "a.txt"))
     (tmp_path / "b.jsonl").write_text('{"prompt": "ab"}\n')

@@ -170,10 +170,10 @@ def test_uniform_noise_is_counted_in_steps(monkeypatch: pytest.MonkeyPatch, caps
         ),
         (
             ["sample", "{folder}", "--sampler", "first-hitting", "--steps", "3"],
-            "the sampler first-hitting takes no steps, as it finds out itself how many it needs",
+            "the sampler first-hitting chooses the number of steps itself",
         ),
         (["sample", "{folder}", "--stride", "16", "--length", "40"], "stride 16 must be below the model's"),
-        (["sample", "{folder}", "--window", "8"], "--window is for --stride"),
+        (["sample", "{folder}", "--window", "8"], "--window needs --stride"),
         (["sample", "{folder}", "--sampler", "remdm", "--eta", "2"], "must be in [0, 1]; got 2.0"),
         (
             ["sample", "{folder}", "--sampler", "remdm", "--loop", "1", "2", "3"],

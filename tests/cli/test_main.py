@@ -26,7 +26,7 @@ def test_the_help_lists_every_command_and_says_how_to_begin(command: Callable[..
     for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z].*\.$", shown.out, flags=re.MULTILINE), name
     assert "unmask train stdlib-tiny" in shown.out
-    assert "Exit codes: 0 done; 1 failure; 2 bad input" in shown.out
+    assert "Exit codes: 0 success; 1 failure; 2 bad input" in shown.out
     assert "unmask completion bash" in shown.out
 
 

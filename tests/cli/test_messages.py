@@ -26,7 +26,7 @@ def left_to_right(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_model_that_does_not_look_ahead_says_so(left_to_right: str, folder: str, command: Command) -> None:
-    told = "unmask: this model reads from left to right only: what follows a hole is kept, but not seen\n"
+    told = "unmask: this model reads from left to right: the text after a hole is kept, but does not influence it\n"
     assert command("infill", left_to_right, "ab<mask:2>c").err == told
     assert command("infill", left_to_right, "ab<mask:2>").err == ""
     assert command("infill", folder, "ab<mask:2>c").err == ""
@@ -38,7 +38,7 @@ def test_texts_of_any_length_for_a_model_that_reads_from_left_to_right(left_to_r
     done = command("complete", left_to_right, "abc " * 9, "a", "--length", "20", "--json")
     assert [len(text) for text in json.loads(done.out)["texts"]] == [20, 20]
     done = command("sample", left_to_right, "--steps", "3")
-    assert "this model's sampler takes no steps" in done.err
+    assert "this model's sampler chooses the number of steps itself" in done.err
 
 
 def test_completions_say_which_prompt_they_belong_to(folder: str, command: Command) -> None:

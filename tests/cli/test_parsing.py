@@ -25,7 +25,7 @@ def test_every_help_has_one_format(name: str) -> None:
     assert shown.startswith(f"usage: unmask {name} ")
     assert "\nFor example:\n  " in shown
     assert "Args:" not in shown
-    assert shown.endswith("Show this help, and stop.")
+    assert shown.endswith("Show this help and exit.")
     head, _, entries = shown.partition("\nOptions:\n")
     listed = head.partition("\nArguments:\n")[2].strip("\n").splitlines() + entries.splitlines()
     assert "None" not in "\n".join(listed)
@@ -100,14 +100,14 @@ def test_words_become_values(words: list[str], expected: dict[str, Any]) -> None
         (["m", "x", "--speed", "fast"], "--speed must be a number; got 'fast'"),
         (
             ["m", "x", "--mode", "fsat"],
-            "--mode cannot be 'fsat' (did you mean fast?); it is one of slow, fast",
+            "--mode cannot be 'fsat' (did you mean fast?); choose one of slow, fast",
         ),
         (["m", "x", "--turns"], "--turns needs a value: --turns N"),
         (["m", "x", "--pair", "1"], "--pair needs 2 values: --pair N N; got 1"),
-        (["m", "x", "--loud=yes"], "--loud is a switch and takes no value; got 'yes'"),
+        (["m", "x", "--loud=yes"], "--loud is a flag and takes no value; got 'yes'"),
         (["m"], "unmask tried needs TEXTS: what, on two lines"),
         ([], "unmask tried needs MODEL: which one"),
-        (["m", "\udcff"], "TEXTS must be UTF-8 text; '\\udcff' holds bytes that are not"),
+        (["m", "\udcff"], "TEXTS must be UTF-8 text; '\\udcff' has bytes that are not"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str) -> None:
@@ -121,10 +121,10 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str) -> None:
         (["sample", "runs/demo", "--lenght", "3"], "(did you mean --length?)"),
         (
             ["sample", "runs/demo", "--sampler", "confidnce"],
-            "(did you mean confidence?); it is one of default",
+            "(did you mean confidence?); choose one of default",
         ),
-        (["completion", "bsh"], "SHELL cannot be 'bsh' (did you mean bash?); it is one of bash, zsh, fish"),
-        (["export", "a", "b", "c"], "unmask export takes SOURCE OUT and no more; 'c' is left over"),
+        (["completion", "bsh"], "SHELL cannot be 'bsh' (did you mean bash?); choose one of bash, zsh, fish"),
+        (["export", "a", "b", "c"], "unmask export takes SOURCE OUT; 'c' is one argument too many"),
         (["infill", "runs/demo", b"\xff".decode("utf-8", "surrogateescape")], "TEMPLATE must be UTF-8 text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The text as it emerges: what is drawn, and a real process on a real pseudo-terminal."""
+"""`--watch`: what is drawn, and a real process on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ BYTES = unmask.Tokenizer.bytes()
 MASK = 256
 
 
+def changed(row: list[int], before: list[int]) -> list[bool]:
+    return [new != old for new, old in zip(row, before, strict=True)]
+
+
 def plain(row: list[watch._StyledText]) -> str:
     return "".join(text for text, _ in row)
 
 
-def test_hidden_fresh_and_settled_tokens_are_told_apart() -> None:
+def test_masked_new_and_old_tokens_have_different_styles() -> None:
     row, before = [*b"ab", MASK, MASK, *b"cd"], [ord("a"), MASK, MASK, MASK, *b"cd"]
-    assert _styled_pieces(row, before, MASK, BYTES.decode, "") == [
+    assert _styled_pieces(row, changed(row, before), MASK, BYTES.decode, "") == [
         ("a", _OLD_STYLE),
         ("b", _NEW_STYLE),
         (_MASK_GLYPH * 2, _MASKED_STYLE),
@@ -45,12 +49,12 @@ def test_hidden_fresh_and_settled_tokens_are_told_apart() -> None:
 def test_a_character_belongs_to_the_piece_that_completes_it() -> None:
     whole = list("a€b".encode())
     before = [*whole[:2], MASK, MASK, whole[4]]
-    assert _styled_pieces(whole, before, MASK, BYTES.decode, "") == [
+    assert _styled_pieces(whole, changed(whole, before), MASK, BYTES.decode, "") == [
         ("a", _OLD_STYLE),
         ("€", _NEW_STYLE),
         ("b", _OLD_STYLE),
     ]
-    half = _styled_pieces(before, before, MASK, BYTES.decode, "")
+    half = _styled_pieces(before, changed(before, before), MASK, BYTES.decode, "")
     assert half == [("a\ufffd", _OLD_STYLE), (_MASK_GLYPH * 2, _MASKED_STYLE), ("b", _OLD_STYLE)]
 
 
@@ -58,7 +62,7 @@ def test_a_character_belongs_to_the_piece_that_completes_it() -> None:
 def test_any_bytes_can_be_shown_and_none_is_lost(tokens: list[tuple[int, bool]]) -> None:
     row = [token for token, _ in tokens]
     before = [MASK if fresh else token for token, fresh in tokens]
-    shown = _styled_pieces(row, before, MASK, BYTES.decode, "")
+    shown = _styled_pieces(row, changed(row, before), MASK, BYTES.decode, "")
     runs = [(hidden, list(run)) for hidden, run in groupby(row, key=lambda token: token == MASK)]
     whole = "".join(_MASK_GLYPH * len(run) if hidden else BYTES.decode(run) for hidden, run in runs)
     assert plain(shown) == whole.translate(watch._CONTROL_PICTURES)
@@ -77,12 +81,14 @@ def test_words_are_kept_apart() -> None:
     words = unmask.Tokenizer(inner)
     gap = _token_separator(words)
     assert gap == " "
-    assert plain(_styled_pieces([0, 3, 3, 1], [3] * 4, 3, words.decode, gap)) == f"flat {_MASK_GLYPH} {_MASK_GLYPH} is"
+    assert (
+        plain(_styled_pieces([0, 3, 3, 1], [True] * 4, 3, words.decode, gap)) == f"flat {_MASK_GLYPH} {_MASK_GLYPH} is"
+    )
     assert _token_separator(BYTES) == ""
     assert _token_separator(None) == " "
 
 
-def test_a_token_is_fresh_for_one_step_only() -> None:
+def test_a_token_is_new_for_one_step_only() -> None:
     backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=8, dropout=0.0)
     lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc"))
     frames = lm.generate_steps(lm.encode_template("a<mask:6>b"), unmask.RandomOrder(steps=3))
@@ -96,7 +102,7 @@ def test_a_token_is_fresh_for_one_step_only() -> None:
     assert counts == [(2, 0, 6), (2, 2, 4), (4, 2, 2), (6, 2, 0)]
 
 
-def test_a_text_taller_than_the_terminal_shows_the_place_of_work() -> None:
+def test_a_text_taller_than_the_terminal_shows_the_first_mask() -> None:
     console = Console(width=10, height=8, file=open(os.devnull, "w"))  # noqa: SIM115
     settled = [(f"line {i:02}\n", _OLD_STYLE) for i in range(30)]
     for text, seen in [
@@ -113,7 +119,7 @@ def test_a_text_taller_than_the_terminal_shows_the_place_of_work() -> None:
     console.file.close()
 
 
-def test_elsewhere_than_on_a_terminal_frames_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_frames_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=8, dropout=0.0)
     lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), unmask.Tokenizer.characters("a\n"))
     frames = list(lm.generate_steps(lm.encode_template("a<mask:2>a", n=2), unmask.RandomOrder(steps=2)))
@@ -121,9 +127,9 @@ def test_elsewhere_than_on_a_terminal_frames_are_lines(capsys: pytest.CaptureFix
     assert last is frames[-1]
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("step")] == [
-        "step 0: 4 still hidden",
-        "step 1: 2 still hidden",
-        "step 2: 0 still hidden",
+        "step 0: 4 masked",
+        "step 1: 2 masked",
+        "step 2: 0 masked",
     ]
     assert lines[1:3] == [f"  a{_MASK_GLYPH}{_MASK_GLYPH}a"] * 2
     assert lines[-2:] == ["  " + text.replace("\n", "⏎") for text in last.texts]
@@ -146,7 +152,7 @@ def test_a_real_terminal(folder: str) -> None:
     while True:
         try:
             some = os.read(master, 4096)
-        except OSError:  # Linux's way to say that the other side is closed
+        except OSError:  # on Linux: the other side is closed
             break
         if not some:
             break
@@ -157,7 +163,7 @@ def test_a_real_terminal(folder: str) -> None:
     text, shown = out.decode(), seen.decode()
     assert text == unmask.load(folder).infill("a<mask:3>b").text + "\n"
     assert f"a\x1b[2m{_MASK_GLYPH * 3}\x1b[0mb" in shown
-    assert re.search(r"\x1b\[1;32m[abc ]+\x1b\[0m", shown)  # fresh tokens
-    assert "still hidden" in shown
-    assert "\x1b[1A\x1b[2K" in shown  # each frame goes where the last one was
-    assert shown.endswith("\x1b[2K")  # and the last one makes way for the text
+    assert re.search(r"\x1b\[1;32m[abc ]+\x1b\[0m", shown)  # new tokens
+    assert re.search(r"step \d+: \d+ masked", shown)
+    assert "\x1b[1A\x1b[2K" in shown  # each frame replaces the one before
+    assert shown.endswith("\x1b[2K")  # and the last one is erased

@@ -449,12 +449,12 @@ def test_parts_of_different_corpora_do_not_join(source: Path, tmp_path: Path) ->
 
 def test_parts_and_whole_corpora_do_not_mix(source: Path, tmp_path: Path) -> None:
     prepare([str(source)], tmp_path / "whole", "bytes", LINES)
-    with pytest.raises(ValueError, match=r"whole holds a corpus that was not prepared in parts; remove it or"):
+    with pytest.raises(ValueError, match=r"whole holds a corpus that was not prepared in shards; remove it or"):
         parts_of(source, tmp_path / "whole", 2)
     parts_of(source, tmp_path / "parts", 2)
-    with pytest.raises(ValueError, match=r"parts holds a corpus in parts; remove it or choose another folder$"):
+    with pytest.raises(ValueError, match=r"parts holds a corpus in shards; remove it or choose another folder$"):
         prepare([str(source)], tmp_path / "parts", "dna", LINES)
-    with pytest.raises(ValueError, match=r"parts holds parts of 2; remove them or choose another folder$"):
+    with pytest.raises(ValueError, match=r"parts holds 2 shards, not 3; remove them or choose another folder$"):
         parts_of(source, tmp_path / "parts", 3)
     assert Corpus.open(tmp_path / "parts", verify=True).splits["train"].num_tokens
 

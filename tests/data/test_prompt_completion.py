@@ -169,7 +169,9 @@ def test_bad_input_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
 def test_what_has_no_columns_or_ends_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^stdlib has no columns to take pairs from; "):
         found("stdlib", PromptCompletion())
-    with pytest.raises(ValueError, match=r"^the tokenizer dna has no id that ends a text, which pairs need$"):
+    with pytest.raises(
+        ValueError, match=r"^the tokenizer dna has no end-of-text token, which prompt-completion pairs need$"
+    ):
         prepare([str(source)], tmp_path / "out", "dna", PAIRS)
     with pytest.raises(ValueError, match=r"^prompt and completion must be two columns; got 'a' for both$"):
         PromptCompletion("a", "a")

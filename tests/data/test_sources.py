@@ -245,8 +245,8 @@ BAD = {
     "quotes": ("a.csv", b'text\n"a"b\n', r"a\.csv line 2 is not a row of a table: "),
     "open quote": ("a.csv", b'text\na\n"b\n', r"a\.csv line 3 is not a row of a table: "),
     "short row": ("a.csv", b"a,text\n1,2\n\n3\n", r"a\.csv line 4 has 1 columns and so no column 2$"),
-    "semicolons": ("a.csv", b"a;text\n1;2", r"a\.csv is separated by ';': say so with --delimiter ';'$"),
-    "tabs": ("a.csv", b"a\ttext\n1\t2", r"a\.csv is separated by 'tab': say so with --delimiter 'tab'$"),
+    "semicolons": ("a.csv", b"a;text\n1;2", r"a\.csv seems to be separated by ';': use --delimiter ';'$"),
+    "tabs": ("a.csv", b"a\ttext\n1\t2", r"a\.csv seems to be separated by 'tab': use --delimiter 'tab'$"),
     "object": (
         "a.json",
         b'{"a":\n{"b": 1}}',
@@ -265,7 +265,7 @@ BAD = {
     "two lists": (
         "a.json",
         b'["a"]["b"]',
-        r"a\.json is not valid JSON: it goes on after the end of its list$",
+        r"a\.json is not valid JSON: there is text after the end of its list$",
     ),
     "deep item": ("a.json", b"[" * 100_000, r"a\.json item 1 is not valid JSON: it is nested too deeply$"),
     "item's field": ("a.json", b'[{"a": 1}]', r"a\.json item 1 has no field 'text'; it has 'a'$"),
@@ -315,7 +315,7 @@ def test_a_delimiter_is_named(tmp_path: Path) -> None:
         assert texts(written(tmp_path / name, "id;text\n1;a, b\n"), delimiter=";") == ["a, b"]
     assert texts(written(tmp_path / "b.csv", 'id\ttext\n1\t"a\tb"\n'), delimiter="\t") == ["a\tb"]
     for wrong in ("", ";;", '"', "\n"):
-        with pytest.raises(ValueError, match=r"^a delimiter is one character, as ; or a tab; got "):
+        with pytest.raises(ValueError, match=r"^a delimiter must be one character, such as ; or a tab; got "):
             SourceConfig(delimiter=wrong)
 
 
@@ -323,7 +323,7 @@ def test_an_encoding_is_named(tmp_path: Path) -> None:
     file = written(tmp_path / "a.csv", "text\ncafé\n".encode("latin-1"))
     assert texts(file, encoding="latin-1") == ["café"]
     for wrong in ("latin-99", "base64", "rot13"):
-        with pytest.raises(ValueError, match=f"^there is no encoding '{wrong}'; others than utf-8 are latin-1"):
+        with pytest.raises(ValueError, match=f"^there is no encoding '{wrong}'; examples are utf-8, latin-1"):
             SourceConfig(encoding=wrong)
     with pytest.raises(ValueError, match=r"a\.csv is not ascii: byte 0xe9 at offset 8 .* --encoding utf-8\)$"):
         texts(file, encoding="ascii")

@@ -431,5 +431,5 @@ def test_a_tokenizer_from_the_hub(tmp_path: Path) -> None:
 def test_a_tokenizer_that_the_hub_does_not_have(tmp_path: Path) -> None:
     code = "try:\n  get_tokenizer('hub:someone/nothing')\nexcept ValueError as error:\n  print(error)"
     said = hub(tmp_path, code)
-    assert said.startswith("the tokenizer 'someone/nothing' is neither a folder nor to be had from the hub: ")
+    assert said.startswith("the tokenizer 'someone/nothing' is neither a folder nor available from the hub: ")
     assert "\n" not in said

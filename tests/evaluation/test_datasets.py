@@ -192,7 +192,7 @@ def test_long_rows_and_lines(tmp_path: Path) -> None:
             "ptb",
             "ptb.jsonl",
             '{"text": "\\ud800"}',
-            r"line 1 has '\\ud800' in its text, which is half a character$",
+            r"line 1 has '\\ud800' in its text, which is half a surrogate pair$",
         ),
         (
             "ag_news",

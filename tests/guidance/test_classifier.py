@@ -128,7 +128,7 @@ def test_classifier_free_has_no_cache() -> None:
     tokens = torch.tensor([[0] * 4 + [4] * 8])
     with pytest.raises(ValueError, match="sample without a cache"):
         last(Blockwise(4, Ancestral(2), PrefixCache()), guided, tokens)
-    with pytest.raises(ValueError, match="texts of 12 tokens, and the sampler reads 6"):
+    with pytest.raises(ValueError, match="texts of 12 tokens, but the sampler reads 6"):
         last(SemiAutoregressive(3, 6, Ancestral(2)), guided, tokens)
 
 
@@ -330,7 +330,7 @@ def test_a_place_without_a_token_is_refused_before_anything_is_drawn() -> None:
     cut = AllowedTokens(counted, allowed)
     last(FirstHitting(), cut, torch.tensor([ALL_MASKED, (MASK, MASK, 1)]))
     calls = counted.nfe
-    with pytest.raises(ValueError, match="no token is allowed at place 2 of sequence 1"):
+    with pytest.raises(ValueError, match="no token is allowed at the masked position 2 of sequence 1"):
         last(FirstHitting(), cut, torch.tensor([ALL_MASKED, ALL_MASKED]))
     assert counted.nfe == calls
     with pytest.raises(ValueError, match="no token is allowed"):
@@ -346,14 +346,14 @@ def test_a_place_without_a_token_is_refused_before_anything_is_drawn() -> None:
             "with V = 4; got torch.bool of shape .3, 5.",
         ),
         (lambda d: AllowedTokens.ban(d, [4]), "token id 4 is outside the vocabulary 0..3"),
-        (lambda d: AllowedTokens.at_positions(d, {3: [0]}, 3), "there is no place 3 in a text of 3 tokens"),
+        (lambda d: AllowedTokens.at_positions(d, {3: [0]}, 3), "position 3 is outside a text of 3 tokens"),
         (
             lambda d: last(
                 Ancestral(1),
                 AllowedTokens(d, torch.ones(1, 3, 4, dtype=torch.bool)),
                 torch.tensor([ALL_MASKED] * 2),
             ),
-            "are of 1 sequences; there is none with number 1",
+            "are defined for 1 sequences; got sequence id 1",
         ),
     ],
 )

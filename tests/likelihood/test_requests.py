@@ -239,7 +239,7 @@ def test_prompt_and_text_are_encoded_apart() -> None:
 
 def test_texts_and_prompts_must_match() -> None:
     lm = LanguageModel(tiny_models.tiny_denoiser(MDLM()))
-    with pytest.raises(ValueError, match="every text needs a prompt of its own; got 2 texts and 1 prompts"):
+    with pytest.raises(ValueError, match="there must be one prompt for each text; got 2 texts and 1 prompts"):
         lm.score([[0], [1]], [[2]])
     with pytest.raises(ValueError, match="contains the mask id 4"):
         lm.score([[0]], [[4]])

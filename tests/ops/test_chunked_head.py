@@ -1,4 +1,4 @@
-"""The head in parts says what it says at once, and its gradients are those of autograd."""
+"""The chunked head gives the same values as the whole one, and the gradients of autograd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from unmask.objectives import MDLM
 from unmask.ops import chunked_head as head
-from unmask.ops.chunked_head import ValueAndGrad, chunked_head, chunked_head_reference
+from unmask.ops.chunked_head import _ValueAndGrad, chunked_head, chunked_head_reference
 from unmask.types import Vocab
 
 ROWS, WIDTH, VOCAB = 37, 6, 11
@@ -40,13 +40,13 @@ class Surprise:
         weights = torch.arange(1.0, 10_001.0, dtype=torch.float64)[indices]
         return weights * F.cross_entropy(logits.double(), targets, reduction="none")
 
-    def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+    def value_and_grad(self, logits: Tensor, indices: slice) -> _ValueAndGrad:
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
             said = self(leaf, indices)
             (slope,) = torch.autograd.grad(said.sum(), leaf)
         scale = torch.arange(2.0, len(said) + 2.0)
-        return ValueAndGrad(said.detach(), slope / scale[:, None].to(slope), scale)
+        return _ValueAndGrad(said.detach(), slope / scale[:, None].to(slope), scale)
 
 
 surprise = Surprise()
@@ -93,7 +93,7 @@ def test_a_frozen_head_lets_gradients_through(at_once: int) -> None:
 def test_the_closed_form_is_the_gradient_of_a_weighted_nll(at_once: int, dtype: torch.dtype, weighted: bool) -> None:
     x = torch.arange(ROWS) % (VOCAB - 1)
     row_fn = head.WeightedNLL(x, torch.rand(ROWS)) if weighted else head.WeightedNLL.unweighted(x)
-    logits_fn = head.LogProbRowFn(MDLM(), torch.zeros(ROWS, 1), Vocab(VOCAB, VOCAB - 1), row_fn)
+    logits_fn = head.LogitsRowFn(MDLM(), torch.zeros(ROWS, 1), Vocab(VOCAB, VOCAB - 1), row_fn)
     results = []
     for function in (chunked_head, chunked_head_reference):
         leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs()]
@@ -121,7 +121,7 @@ def test_no_more_logits_exist_than_are_allowed(monkeypatch: pytest.MonkeyPatch) 
     sizes = []
 
     class Watched(Surprise):
-        def value_and_grad(self, logits: Tensor, indices: slice) -> ValueAndGrad:
+        def value_and_grad(self, logits: Tensor, indices: slice) -> _ValueAndGrad:
             sizes.append(len(logits))
             return super().value_and_grad(logits, indices)
 

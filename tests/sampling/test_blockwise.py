@@ -221,7 +221,7 @@ def test_a_size_that_the_model_does_not_have_is_refused() -> None:
     denoise = tiny_models.tiny_denoiser(BlockDiffusion(block_size=4))
     with pytest.raises(ValueError, match="the model writes blocks of 4 tokens; got a size of 5"):
         last(Blockwise(5), denoise, blank(1))
-    with pytest.raises(ValueError, match="was trained for block diffusion: take the default sampler"):
+    with pytest.raises(ValueError, match="was trained for block diffusion: use the default sampler"):
         last(Ancestral(), denoise, blank(1))
     with pytest.raises(ValueError, match="a block must have at least 1 token; got 0"):
         Blockwise(0)

@@ -179,7 +179,7 @@ def test_an_autoregressive_model_is_served_too() -> None:
         assert server.post("/v1/score", text="abc").json()["exact"]
         refused = server.post("/v1/infill", template="a<mask:2>b", sampler="confidence")
         assert refused.status_code == 400
-        assert "for autoregression: take the default sampler" in refused.json()["error"]["message"]
+        assert "for autoregression: use the default sampler" in refused.json()["error"]["message"]
 
 
 LIMITS = Limits(prompt_tokens=20, max_tokens=12, n=4, steps=50, draws=64, alternatives=5, body_bytes=2000)

@@ -122,7 +122,7 @@ def test_what_cannot_be_served_is_not_announced(folder: Path, tmp_path: Path) ->
     assert (process.returncode, out) == (2, "")
     assert "http://" not in err
     for patience in ("-1", "nan", "inf"):
-        assert "seconds from 0 on" in refused(str(folder), f"--shutdown-timeout={patience}")
+        assert "must be 0 seconds or more" in refused(str(folder), f"--shutdown-timeout={patience}")
     assert "'my.site' is not an origin" in refused(str(folder), "--allow-origin", "my.site")
 
 

@@ -1,4 +1,4 @@
-"""Who sees whom, as networks of the transformers library take it; and our keys and values as theirs."""
+"""Attention masks and KV caches in the form that networks of the transformers library take."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from unmask.backbones.attention_mask import AttentionLayout
 from unmask.backbones.cache import KVCacheView
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
-"""Its multiples, without their whole parts, fill [0, 1) evenly."""
+"""The fractional parts of its multiples fill [0, 1) evenly."""
 
 
 def hf_attention_mask(
     context: AttentionLayout, future_visibility: float | None, model: Any
 ) -> Tensor | dict[str, Tensor]:
-    """Who sees whom [B or 1, 1, n, K], or one for each kind of layer if some have a window.
+    """The attention mask [B or 1, 1, n, K], or one for each layer type if some layers have a sliding window.
 
-    A network that was causal is `future_visibility`: it sees what stands d places after it if the part of d * GOLDEN
-    behind the point is below that number. So it sees about that share of what follows, the same whatever else
-    is in the text, and nothing of it is lost when more is opened; 0 is the causal network, 1 an open one.
+    A converted causal network attends to the token d positions ahead if the fractional part of d * `_GOLDEN_RATIO` is
+    below `future_visibility`. So it attends to about that fraction of the later tokens, independently of the text, and
+    a larger value only adds tokens; 0 is causal attention, 1 bidirectional.
     """
     after = context.key_positions - context.query_positions[:, None]
     seen = torch.ones_like(after, dtype=torch.bool)[None, None]
@@ -32,10 +32,12 @@ def hf_attention_mask(
     config = model.config.get_text_config()
     kinds, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
     if kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"{type(model).__name__} has layers {sorted(kinds)}: only attention can be opened")
+        raise ValueError(
+            f"{type(model).__name__} has layers of types {sorted(kinds)}; only full and sliding attention are supported"
+        )
     if window is None or (kinds and "sliding_attention" not in kinds):
         return _to_hf(seen, context, model)
-    near = after.abs() <= window if future_visibility is None else after.abs() < window  # as the library counts them
+    near = after.abs() <= window if future_visibility is None else after.abs() < window  # as transformers counts
     if not kinds:
         return _to_hf(seen & near, context, model)
     return {
@@ -45,8 +47,8 @@ def hf_attention_mask(
 
 
 def _to_hf(mask: Tensor, context: AttentionLayout, model: Any) -> Tensor:
-    """As the attention takes it: booleans, or what is added. Padding, which may see nothing else, sees
-    itself."""
+    """The mask as the attention implementation takes it: booleans, or an additive bias. Every token attends to itself,
+    so that no row of padding is empty."""
     itself = torch.arange(mask.shape[2], device=mask.device)
     mask = mask.clone()
     mask[:, :, itself, context.num_before + itself] = True
@@ -56,15 +58,15 @@ def _to_hf(mask: Tensor, context: AttentionLayout, model: Any) -> Tensor:
 
 
 class HFCacheAdapter:
-    """A cache of ours as one of transformers, which asks it for nothing but keys and values."""
+    """Our KV cache with the methods of transformers' caches that its networks call."""
 
     def __init__(self, cache: KVCacheView) -> None:
         self.cache = cache
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All that a layer looks at [B, heads, K, d], given what is new."""
+        """The keys and values [B, heads, K, d] that a layer attends to, given the new ones."""
         return self.cache.update(layer, keys, values)
 
     def get_seq_length(self, *_: Any) -> int:
-        """How much was read before."""
+        """The number of tokens read before."""
         return self.cache.start

@@ -27,7 +27,7 @@ class AttentionLayout:
     mask: Tensor | None
     """bool [B or 1, 1, n or 1, K]; None if all queries attend to all keys, or if the attention is causal."""
     position_ids: Tensor
-    """int64 [n] or, with padding on the left, [B, n]: positions as the network is told of them."""
+    """int64 [n] or, with padding on the left, [B, n]: the position ids that the network gets."""
     query_positions: Tensor
     """int64 [n]: positions of the call's tokens in the text."""
     key_positions: Tensor

@@ -75,7 +75,7 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
         """Hidden states of embeddings h: [N, width] at the queried `positions`, or [B, L, width] without them.
 
-        `context.valid` and `context.document_ids` are those of the whole text, of which a call beside a cache
+        `context.valid` and `context.document_ids` are those of the whole text, of which a call with a cache
         reads a part.
         """
 

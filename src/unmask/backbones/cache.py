@@ -41,7 +41,7 @@ class KVCache(Cache):
 
 
 class KVCacheView(CacheView):
-    """One call beside a cache: the call's tokens stand at position `start` and after it.
+    """One call with a cache: the call's tokens are at position `start` and after it.
 
     Keys and values of the first `keep` tokens (all, if None) are cached. `sequence_ids` are the call's
     sequences among the cached ones.

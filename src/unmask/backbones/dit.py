@@ -32,7 +32,7 @@ _MAX_OFFSET, _MAX_HEADS, _MAX_LENGTH = 1_000, 1_024, 1 << 24
 
 @dataclass(frozen=True)
 class TimeConditioning:
-    """The network is told the time, through an embedding."""
+    """Time conditioning through an embedding."""
 
     width: int = 128
     """Width of the time embedding."""
@@ -48,7 +48,7 @@ class TimeConditioning:
 class LocalInit:
     """The network starts by attending to neighbours, and so leaves the unigram plateau at once.
 
-    It wants a `rope_theta` of about 100, whose waves tell near positions apart.
+    It needs a `rope_theta` of about 100, whose frequencies distinguish near positions.
     """
 
     kernel_size: int = 7
@@ -112,7 +112,7 @@ class DiTConfig(BackboneConfig):
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     time_conditioning: TimeConditioning | None = None
-    """How the network is told the time; None if it is not."""
+    """Time conditioning; None for a network without it."""
     local_init: LocalInit | None = None
     """How the network starts by attending to neighbours; None for a plain start."""
     llama: LlamaBlock | None = None

@@ -1,7 +1,7 @@
-"""Networks of the transformers library: masked LMs as they are, causal LMs with their attention opened.
+"""Networks of the transformers library: masked LMs as they are, causal LMs with bidirectional attention.
 
-The library is asked for hidden states only. Its output matrix is taken out of the network, where a
-pass-through stands from then on, and becomes the head, which is asked at chosen rows as any other.
+transformers computes hidden states only: the output matrix is replaced by an identity in its network, and becomes
+the `lm_head` of the backbone, which is evaluated at queried positions only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from unmask.backbones.attention_mask import AttentionLayout, attention_layout
 from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
 from unmask.backbones.cache import KVCache, KVCacheView, kv_view
 from unmask.context import AttentionStages, Context
+from unmask.io.errors import first_line
 from unmask.io.untrusted import parse_json
 from unmask.types import Positions, Queries, Times, Tokens, Vocab
 
 _IGNORED_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map", "use_cache")
-"""What a config says of the file that it came from, and not of the network."""
+"""Config keys about the file that a config came from, not about the network."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class HFBackboneConfig(BackboneConfig):
             )
         if self.future_visibility is not None and not 0 <= self.future_visibility <= 1:
             raise ValueError(
-                f"future_visibility must be in [0, 1], 0 for causal and 1 for open; got {self.future_visibility}"
+                f"future_visibility must be in [0, 1], 0 is causal, 1 bidirectional; got {self.future_visibility}"
             )
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length must be at least 1; got {self.max_length}")
@@ -64,21 +65,21 @@ class HFBackboneConfig(BackboneConfig):
         cls, config: Any, future_visibility: float | None = None, max_length: int | None = None
     ) -> HFBackboneConfig:
         """From a config object of transformers."""
-        stated = {key: value for key, value in config.to_dict().items() if not _is_ignored_key(key)}
-        return cls(json.dumps(stated, sort_keys=True), future_visibility, max_length)
+        kept = {key: value for key, value in config.to_dict().items() if not _is_ignored_key(key)}
+        return cls(json.dumps(kept, sort_keys=True), future_visibility, max_length)
 
     @property
     def parsed(self) -> dict[str, Any]:
-        """What `config` says."""
+        """`config` as a dictionary; empty if it is not a JSON object."""
         try:
-            stated = parse_json(self.config.encode(), "config")
+            parsed = parse_json(self.config.encode(), "config")
         except ValueError:
-            stated = None
-        return stated if isinstance(stated, dict) else {}
+            parsed = None
+        return parsed if isinstance(parsed, dict) else {}
 
     @property
     def shift_logits(self) -> bool:
-        """Whether a token is predicted where the one before it is read."""
+        """Whether a token is predicted at the position before it."""
         return self.future_visibility is not None
 
     def build(self, vocab: Vocab) -> HFBackbone:
@@ -86,43 +87,43 @@ class HFBackboneConfig(BackboneConfig):
 
     def _build_hf_model(self, vocab: Vocab) -> Any:
         library = import_transformers()
-        kind, stated = self.parsed["model_type"], self.parsed | {"vocab_size": vocab.size}
+        kind, settings = self.parsed["model_type"], self.parsed | {"vocab_size": vocab.size}
         if kind not in library.CONFIG_MAPPING:
             raise ValueError(f"the installed transformers has no network of the model_type {kind!r}")
-        if isinstance(stated.get("pad_token_id"), int) and stated["pad_token_id"] >= vocab.size:
-            stated["pad_token_id"] = None
+        if isinstance(settings.get("pad_token_id"), int) and settings["pad_token_id"] >= vocab.size:
+            settings["pad_token_id"] = None
         head = library.AutoModelForMaskedLM if self.future_visibility is None else library.AutoModelForCausalLM
-        said = {key: value for key, value in stated.items() if not _is_ignored_key(key)}
-        reason: Exception | None = None
-        for attention in ("sdpa", "eager"):  # some have no other than the second
+        settings = {key: value for key, value in settings.items() if not _is_ignored_key(key)}
+        errors: list[Exception] = []
+        for attention in ("sdpa", "eager"):  # some networks have eager attention only
             try:
-                config = library.CONFIG_MAPPING[kind].from_dict(said)
+                config = library.CONFIG_MAPPING[kind].from_dict(settings)
                 return head.from_config(
                     config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
                 )
-            except Exception as error:  # of many kinds, as transformers finds them
-                reason = reason or error
+            except Exception as error:  # transformers raises many types
+                errors.append(error)
         what = "masked" if self.future_visibility is None else "causal"
-        raise ValueError(f"transformers cannot build a {what} language model of {kind!r}: {_one_line(reason)}")
+        raise ValueError(f"transformers cannot build a {what} language model of {kind!r}: {first_line(errors[0])}")
 
 
 def import_transformers() -> Any:
-    """The library, which is loaded only where a network of it is wanted."""
+    """The transformers library, imported only when one of its networks is used."""
     if find_spec("transformers") is None:
-        raise ValueError("networks of Hugging Face need the extra hf: pip install 'unmask[hf]'")
+        raise ValueError("networks of transformers need the extra hf: pip install 'unmask[hf]'")
     import transformers
 
     return transformers
 
 
 class HFBackbone(Backbone):
-    """The network of `HFBackboneConfig`, made from one of transformers, which it takes apart."""
+    """The network of `HFBackboneConfig`; it takes over `model`, and replaces its output matrix."""
 
     def __init__(self, config: HFBackboneConfig, model: Any) -> None:
         super().__init__()
         self.config = config
         self.future_visibility = config.future_visibility
-        """Training may raise it step by step, up to what the config says."""
+        """The current value: attention annealing raises it during training, up to the config's."""
         self.lm_head_name = _find_lm_head(model)
         output = model.get_submodule(self.lm_head_name)
         model.set_submodule(self.lm_head_name, _PassThrough())
@@ -131,20 +132,22 @@ class HFBackbone(Backbone):
         self._max_length = self._resolve_max_length()
         self._respects_mask: bool | None = None
         self._forward_params = frozenset(inspect.signature(model.forward).parameters)
-        # ESM's token dropout rescales embeddings by the number of mask ids, which it must see.
+        # ESM's token dropout rescales embeddings by the number of mask ids, so it needs the ids.
         needs_ids = getattr(self._text_config, "token_dropout", False)
         self._takes_embeddings = "inputs_embeds" in self._forward_params and not needs_ids
         self._check_head()
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether blocks are computed again in the backward pass, by the library's own means."""
+        """Whether blocks are recomputed in the backward pass, by transformers' own implementation."""
         return bool(self.model.is_gradient_checkpointing)
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, enabled: bool) -> None:
         if enabled and not self.model.supports_gradient_checkpointing:
-            raise ValueError(f"{self._model_class} cannot recompute its blocks; leave out gradient_checkpointing")
+            raise ValueError(
+                f"{self._model_class} does not support gradient checkpointing; leave out gradient_checkpointing"
+            )
         if enabled:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         else:
@@ -152,7 +155,7 @@ class HFBackbone(Backbone):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Attention stages and documents need attention that obeys masks, which is checked at their first use."""
+        """Stages and documents need a network that respects attention masks, which is checked at their first use."""
         return Capabilities(
             self._max_length,
             shift_logits=self.config.shift_logits,
@@ -172,11 +175,11 @@ class HFBackbone(Backbone):
 
     def new_cache(self) -> KVCache:
         if self.future_visibility is None:
-            raise ValueError(f"{self._model_class} keeps no keys and values: sample without a cache")
+            raise ValueError(f"{self._model_class} has no KV cache; sample without a cache")
         return KVCache()
 
     def embed(self, tokens: Tokens) -> Tensor:
-        """The network's own embeddings; the token ids themselves, if it reads ids elsewhere, too."""
+        """The network's token embeddings; the ids themselves if it needs them elsewhere, too."""
         if not self._takes_embeddings:
             return tokens
         embeddings: Tensor = self.model.get_input_embeddings()(tokens)
@@ -214,16 +217,16 @@ class HFBackbone(Backbone):
         cache: KVCacheView | None = None,
         segment_ids: Tensor | None = None,
     ) -> Tensor:
-        """What the head would read [B, n, width]."""
+        """The input of the output head, [B, n, width]."""
         if cache is not None and self.future_visibility is None:
-            raise ValueError(f"{self._model_class} keeps no keys and values: it cannot read beside a cache")
+            raise ValueError(f"{self._model_class} has no KV cache; call it without a cache")
         hidden: Tensor = self.model(**self._inputs(h, attn, mask, cache, segment_ids)).logits
         return hidden.to(self.lm_head.weight.dtype)  # autocast may have made it bfloat16
 
     def _inputs(
         self, h: Tensor, attn: AttentionLayout, mask: Any, cache: KVCacheView | None, segment_ids: Tensor | None
     ) -> dict[str, Any]:
-        """What a network of transformers is called with."""
+        """The keyword arguments for the network's `forward`."""
         options: dict[str, Any] = {"attention_mask": mask, "return_dict": True}
         if "use_cache" in self._forward_params:
             options["use_cache"] = False
@@ -240,12 +243,12 @@ class HFBackbone(Backbone):
         if "position_ids" in self._forward_params:
             last = attn.last_position
             if self._max_length is not None and last >= self._max_length:
-                raise ValueError(f"a token at position {last} is beyond the network's {self._max_length}")
+                raise ValueError(
+                    f"a token at position {last} is beyond the network's maximum length of {self._max_length}"
+                )
             return {"position_ids": position + self.position_offset}
         if attn.first_position != 0 or attn.position_ids.ndim == 2:
-            raise ValueError(
-                f"{self._model_class} cannot be told the position of a token: texts must begin at position 0"
-            )
+            raise ValueError(f"{self._model_class} does not take position_ids, so texts must begin at position 0")
         return {}
 
     def _attention_mask(self, context: AttentionLayout) -> Any:
@@ -253,60 +256,60 @@ class HFBackbone(Backbone):
             self._respects_mask = self._probe_mask()
         if not self._respects_mask:
             raise ValueError(
-                f"{self._model_class} does not obey masks of who sees whom: it can be given neither documents nor"
-                " blocks, and cannot be opened"
+                f"{self._model_class} does not respect attention masks, so it cannot be used with documents, blocks or"
+                " future_visibility"
             )
         return hf_attention_mask(context, self.future_visibility, self.model)
 
     @torch.no_grad()
     def _probe_mask(self) -> bool:
-        """Whether it looks at what a mask shows and at nothing else: a trial with three tokens."""
+        """Whether the output depends on exactly the tokens that an attention mask allows, tried with three tokens."""
         device = self.lm_head.weight.device
-        pair, place = torch.tensor([[0, 0, 0], [0, 0, 1]], device=device), torch.arange(3, device=device)
+        pair, position = torch.tensor([[0, 0, 0], [0, 0, 1]], device=device), torch.arange(3, device=device)
         changes = []
-        for stages in ([0, 0, 0], [0, 0, 1]):  # the last token is seen by the others, and is not
-            order = AttentionStages(
-                torch.tensor(stages, device=device), place < 3, place, 0, num_positions=3, single_stage=stages[-1] == 0
+        for ids in ([0, 0, 0], [0, 0, 1]):  # the others attend to the last token, then do not
+            stages = AttentionStages(
+                torch.tensor(ids, device=device), position < 3, position, 0, num_positions=3, single_stage=ids[-1] == 0
             )
-            view = attention_layout(3, device, causal=False, context=Context(stages=order))
-            mask = hf_attention_mask(view, None if self.future_visibility is None else 1.0, self.model)
+            layout = attention_layout(3, device, causal=False, context=Context(stages=stages))
+            mask = hf_attention_mask(layout, None if self.future_visibility is None else 1.0, self.model)
             try:
                 with _eval_mode(self.model):
-                    hidden = self._hidden_states(self.embed(pair), view, mask)[:, :2]
-            except Exception:  # however it fails on such a mask
+                    hidden = self._hidden_states(self.embed(pair), layout, mask)[:, :2]
+            except Exception:  # however the network fails on such a mask
                 return False
-            if bool(hidden.isnan().any()):  # damaged weights are found out elsewhere
+            if bool(hidden.isnan().any()):  # damaged weights are reported elsewhere
                 return True
             changes.append(float((hidden[0] - hidden[1]).abs().max()) / max(float(hidden.abs().max()), 1e-30))
         return changes[0] > 1e-6 > changes[1]
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """What the head says must be what the network says: refuse those that change their logits then."""
+        """ValueError if the network changes its logits after the output matrix, which `lm_head` could not do."""
         if self.lm_head.weight.device.type == "meta":
             return
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.lm_head.weight.device)
-        said = torch.linspace(-100, 100, 2 * self.lm_head.in_features, device=tokens.device).view(1, 2, -1)
-        passing = self.model.get_submodule(self.lm_head_name)
-        handle = passing.register_forward_hook(lambda *_: said)
+        expected = torch.linspace(-100, 100, 2 * self.lm_head.in_features, device=tokens.device).view(1, 2, -1)
+        identity = self.model.get_submodule(self.lm_head_name)
+        handle = identity.register_forward_hook(lambda *_: expected)
         try:
             with _eval_mode(self.model):
-                heard = self.model(input_ids=tokens, return_dict=True).logits
-            same = torch.equal(heard, said)
-        except Exception as error:  # a head that is used otherwise than called
+                logits = self.model(input_ids=tokens, return_dict=True).logits
+            same = torch.equal(logits, expected)
+        except Exception as error:  # a network that uses its head otherwise than by calling it
             raise ValueError(
-                f"{self._model_class} uses its output matrix in a way of its own: {_one_line(error)}"
+                f"{self._model_class} is not supported: its output matrix is not a plain layer: {first_line(error)}"
             ) from None
         finally:
             handle.remove()
         if not same:
-            raise ValueError(f"{self._model_class} changes its logits after the output matrix, which is not known here")
+            raise ValueError(f"{self._model_class} is not supported: it changes its logits after the output matrix")
 
     def _resolve_max_length(self) -> int | None:
         own = getattr(self._text_config, "max_position_embeddings", None)
         own = own - self.position_offset if isinstance(own, int) and own > 0 else None
         if own is not None and (self.config.max_length or 0) > own:
-            raise ValueError(f"max_length {self.config.max_length} is longer than the network's {own}")
+            raise ValueError(f"max_length {self.config.max_length} is longer than the network's maximum of {own}")
         return self.config.max_length or own
 
     @property
@@ -323,7 +326,7 @@ class HFBackbone(Backbone):
 
 
 class _PassThrough(nn.Module):
-    """Stands where a network had its head, and hands on what the head would have read."""
+    """An identity in place of the output head."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -349,14 +352,12 @@ def _num_parameters(module: nn.Module) -> int:
 def _find_lm_head(model: Any) -> str:
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        raise ValueError(
-            f"{type(model).__name__} has no output matrix of its own, which a head needs; it has {type(head).__name__}"
-        )
+        raise ValueError(f"the output head of {type(model).__name__} must be a linear layer; got {type(head).__name__}")
     return str(next(name for name, module in model.named_modules() if module is head))
 
 
 def _find_position_offset(model: nn.Module) -> int:
-    """Of RoBERTa's kind, whose positions are counted from the one after the padding's."""
+    """The id of the first position: 0, or the one after the padding index in RoBERTa and its relatives."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -365,20 +366,16 @@ def _find_position_offset(model: nn.Module) -> int:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout, and afterwards all as it was."""
-    awake = [module for module in model.modules() if module.training]
-    for module in awake:
+    """Evaluation mode, without dropout; afterwards the modules' modes are restored."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
         module.training = False
     try:
         yield
     finally:
-        for module in awake:
+        for module in training:
             module.training = True
 
 
 def _is_ignored_key(key: str) -> bool:
     return key in _IGNORED_KEYS or "attn_implementation" in key
-
-
-def _one_line(error: Exception | None) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -123,9 +123,9 @@ class Attention(nn.Module):
     def init_offset_bias(self, offsets: Sequence[int], scale: float, rotary: RotaryEmbedding) -> None:
         """Initialize head h to attend to offset o = offsets[h mod n], by adding `scale` to its logit.
 
-        A bias of (c, 0) in a turning pair of k, and of the same turned by o in q, adds
-        c^2 cos(angle (j - i - o)) to the logit of j seen from i: largest at j = i + o. Fast pairs tell
-        neighbours apart, so c is proportional to the angle.
+        A bias of (c, 0) in a rotary pair of k, and the same rotated by o in q, adds c^2 cos(angle (j - i - o)) to the
+        logit of key j at query i, which is largest at j = i + o. Pairs of high frequency distinguish neighbours, so c
+        is proportional to the angle.
         """
         assert self.q_bias is not None
         assert self.k_bias is not None
@@ -233,7 +233,7 @@ def _flex_attention() -> Callable[..., Tensor]:
 
 
 class TimeEmbedding(nn.Module):
-    """A vector for each time [B, 1] or [B, L]: its 128 cosines and sines through a two-layer network."""
+    """An embedding of each time [B, 1] or [B, L]: 128 cosines and 128 sines through a two-layer MLP."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()

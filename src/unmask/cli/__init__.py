@@ -1,6 +1,6 @@
-"""The command line: parse, build, call.
+"""The command line.
 
-Help must come at once: only the command that was asked for is imported, and torch only inside commands.
+Help must be fast: only the module of the given command is imported, and torch only inside commands.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COMMANDS = {
     "report": "report.report",
     "completion": "completion.completion",
 }
-"""Where each command lives, from here; the first line of its docstring is its line in the help."""
+"""The module and function of each command; the first line of its docstring is its line in the help."""
 
 _HELP_TEMPLATE = """\
 usage: unmask COMMAND [OPTIONS]
 
 Masked diffusion language models: train, measure, sample, infill and serve.
 
-To begin:
+Quick start:
   unmask recipes
   unmask train stdlib-tiny --out runs/tiny
   unmask sample runs/tiny/model --watch
@@ -47,19 +47,19 @@ Commands:
 `unmask COMMAND --help` shows the options and examples of a command.
 `source <(unmask completion bash)` completes commands, options and names (bash, zsh or fish).
 
-Exit codes: 0 done; 1 failure; 2 bad input, told in one sentence; 3 a signal stopped training, which goes
-on when the same command is given again; 130 interrupted. UNMASK_TRACEBACK=1 shows where a failure was."""
+Exit codes: 0 success; 1 failure; 2 bad input, explained in one sentence; 3 training was stopped by a signal
+(run the same command again to resume); 130 interrupted. UNMASK_TRACEBACK=1 shows the traceback of a failure."""
 
 _EXIT_INTERRUPTED, _EXIT_BROKEN_PIPE = 130, 141
-"""As shells count: 128 and the number of the signal."""
+"""As in shells: 128 plus the number of the signal."""
 
 _WRITE_ERRNOS = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _USER_ERRNOS = {*_WRITE_ERRNOS, errno.EACCES, errno.EPERM}
-"""What a disk answers that is read-only, full or somebody else's: no failure of the program."""
+"""Errors of a disk that is read-only, full, or not the user's: bad input, not a failure of the program."""
 
 
 def main() -> None:
-    """Carry out the command of sys.argv; its exit codes are told in HELP."""
+    """Run the command in sys.argv, and exit with one of the codes in `_HELP_TEMPLATE`."""
     try:
         _main()
     except SystemExit as end:
@@ -70,8 +70,8 @@ def main() -> None:
 
 
 def _exit_ranks(code: int) -> None:
-    """Where there are other processes, end as one of them."""
-    if "unmask.distributed" in sys.modules:  # otherwise no command has come so far as to join them
+    """Under torchrun, exit this rank with `code`."""
+    if "unmask.distributed" in sys.modules:  # otherwise no process group was initialized
         from unmask.distributed import exit_rank
 
         exit_rank(code)
@@ -82,17 +82,17 @@ def _main() -> None:
         try:
             _dispatch(sys.argv[1:])
         finally:
-            sys.stdout.flush()  # a closed pipe is noticed here, and not when Python has begun to leave
+            sys.stdout.flush()  # a closed pipe must raise here, not at interpreter shutdown
     except ValueError as error:
         _exit(2, str(error))
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader has seen enough, as in `unmask sample ... | head -1`
+    except BrokenPipeError:  # the reader closed the pipe, as in `unmask sample ... | head -1`
         _discard_stdout()
         sys.exit(_EXIT_BROKEN_PIPE)
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
-            if error.filename is None:  # it may be stdout that is full
+            if error.filename is None:  # stdout may be the full file
                 _discard_stdout()
             _exit(2, _os_error_message(error))
         if os.environ.get("UNMASK_TRACEBACK"):
@@ -101,7 +101,7 @@ def _main() -> None:
 
 
 def command_function(command: str) -> Callable[..., Any]:
-    """The function of a command; a ValueError with the nearest name, if there is none."""
+    """The function of a command; ValueError with the nearest name for an unknown one."""
     from unmask.config import lookup
 
     module, _, name = lookup(command, COMMANDS, "command").partition(".")
@@ -122,14 +122,13 @@ def _dispatch(arguments: list[str]) -> None:
         print(f"unmask {__version__}")
     else:
         from unmask.cli._help import help_text
-        from unmask.cli._parsing import HELP_FLAGS as ASKED
-        from unmask.cli._parsing import parse
+        from unmask.cli._parsing import HELP_FLAGS, parse
 
-        called = command_function(command)
-        if set(ASKED) & set(itertools.takewhile(lambda word: word != "--", rest)):
-            print(help_text(command, called))
+        function = command_function(command)
+        if set(HELP_FLAGS) & set(itertools.takewhile(lambda word: word != "--", rest)):
+            print(help_text(command, function))
         else:
-            called(**parse(command, called, rest))
+            function(**parse(command, function, rest))
 
 
 def _help_text() -> str:
@@ -138,7 +137,7 @@ def _help_text() -> str:
 
 
 def _os_error_message(error: OSError) -> str:
-    """Which file could not be used, and why."""
+    """One sentence: which file could not be read or written, and why."""
     why = error.strerror or str(error)
     if error.filename is None:
         return why
@@ -147,7 +146,7 @@ def _os_error_message(error: OSError) -> str:
 
 
 def _discard_stdout() -> None:
-    """What stdout could not take is not tried again when Python leaves, which would change the exit code."""
+    """Redirect stdout to /dev/null: flushing it again at interpreter shutdown would change the exit code."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

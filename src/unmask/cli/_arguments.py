@@ -1,4 +1,4 @@
-"""What commands share: the types of their arguments, and what becomes of them."""
+"""What commands share: types of arguments, loading models, and writing results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TextArg = Annotated[str, Positional()]
 TextArgs = Annotated[tuple[str, ...], Positional()]
 RecipeArg = Annotated[str, Positional(), Option(completions="unmask.recipes:RECIPES")]
 Count = Annotated[int, Option(aliases=("--count",))]
-"""torchrun takes --n for an option of its own, cut short; hence the other name."""
+"""The alias is for torchrun, which takes --n for an abbreviation of its own options."""
 JsonFlag = Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")]
 
 ResultsPath = Annotated[
@@ -40,7 +40,7 @@ AllowCodeFlag = Annotated[
 
 
 def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool = False) -> LanguageModel:
-    """The model in a folder; torch is imported here, so that help needs none."""
+    """The model in a folder. torch is imported here, so that --help does not need it."""
     from unmask.pretrained import load
 
     allow_imports(allow_code)
@@ -82,13 +82,13 @@ def import_tokenizer(name: str) -> str | BaseTokenizer:
 
 
 def model_fingerprint(folder: Path) -> dict[str, str]:
-    """What tells the model apart: its place, and the SHA-256 of its weights."""
+    """The folder of a model, and the SHA-256 of its weights."""
     from unmask.pretrained import resolve_model_folder
     from unmask.pretrained.state_dict import list_weight_files
 
-    digest, place = hashlib.sha256(), resolve_model_folder(folder)
-    for name in list_weight_files(place):
-        with (place / name).open("rb") as file:
+    digest, resolved = hashlib.sha256(), resolve_model_folder(folder)
+    for name in list_weight_files(resolved):
+        with (resolved / name).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     return {"folder": str(folder), "sha256": digest.hexdigest()}
@@ -102,7 +102,7 @@ def write_results(
     out: Path | None,
     as_json: bool,
 ) -> bool:
-    """Write figures and what made them to the file `out` and, if `as_json`, to stdout; whether to stdout."""
+    """Write results and their provenance to the file `out` and, if `as_json`, to stdout; returns `as_json`."""
     from unmask.provenance import collect_provenance
 
     whole = {**results, "provenance": collect_provenance(seed, data, model)}
@@ -120,21 +120,21 @@ def write_results(
 
 
 def validate_output(out: Path | None) -> None:
-    """Refuse a place that cannot be written before hours of work, not after."""
+    """ValueError if `out` cannot be written: before the work, not after it."""
     if out is None:
         return
     if out.is_dir():
-        raise ValueError(f"{out} is a folder; --out names the file that figures are written to")
+        raise ValueError(f"{out} is a folder; --out must name a file")
     nearest = next(parent for parent in out.absolute().parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise ValueError(f"{out} cannot be written: {nearest} is not a folder that may be written to")
+        raise ValueError(f"{out} cannot be written: {nearest} is not a writable folder")
 
 
 def warn_if_imprecise(name: str, relative_error: float, target: float | None) -> None:
-    """Say it if the error (as a share) is well above what was asked for."""
+    """Warn if the relative standard error is well above the requested one."""
     if target is not None and relative_error > 1.5 * target:
         print(
-            f"unmask: {name} has a standard error of {relative_error:.2%} and not the {target:.2%} asked for",
+            f"unmask: {name} has a standard error of {relative_error:.2%} not the {target:.2%} requested",
             file=sys.stderr,
         )
 
@@ -148,7 +148,7 @@ def read_stdin() -> str:
 
 
 def warn_literal_masks(context: str, texts: Sequence[str]) -> None:
-    """Say it if somebody writes a hole where it is none."""
+    """Warn about <mask> in a text where it does not mark a hole."""
     from unmask.sampling.canvas import HOLE_PATTERN
 
     found = next(filter(None, map(HOLE_PATTERN.search, texts)), None)
@@ -160,5 +160,5 @@ def warn_literal_masks(context: str, texts: Sequence[str]) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line of stdout."""
+    """Print an object as one line of JSON."""
     print(json.dumps(value, ensure_ascii=False))

@@ -1,6 +1,6 @@
-"""Completion of commands, options and names in a shell.
+"""Shell completion of commands, options and names.
 
-The scripts hold all words themselves: nothing is started while somebody types.
+The scripts contain all words, so that completing starts no Python process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def completion(shell: _Shell) -> None:
       unmask completion fish > ~/.config/fish/completions/unmask.fish
 
     Args:
-        shell: The shell that is to read the script.
+        shell: The shell to complete in.
     """
     from unmask.cli import COMMANDS, command_function
 
@@ -31,7 +31,7 @@ def completion(shell: _Shell) -> None:
 
 
 def _completions(argument: Argument) -> list[str]:
-    """What may be written for an argument, as far as that is a list of names."""
+    """The values that an argument can be completed with; empty if they are not a list of names."""
     if argument.completions is None:
         return list(argument.choices)
     return list(import_table(argument.completions))
@@ -63,16 +63,16 @@ def _bash(known: dict[str, list[Argument]]) -> str:
         for argument in each:
             if argument.positional:
                 continue
-            # A flag, and an option that has its values, say nothing of what follows.
+            # After a flag, or after an option that has all its values, any word may follow.
             ended = "" if argument.nargs is None else f"((after >= {argument.nargs})) || "
             words = _quoted(_completions(argument))
             cases.append(f"        {'|'.join(argument.names)}) {ended}words={words};;")
         if cases:
             lines += ['      case "$option" in', *cases, "      esac"]
-        for place, argument in enumerate(argument for argument in each if argument.positional):
+        for index, argument in enumerate(argument for argument in each if argument.positional):
             if _completions(argument):
                 lines.append(
-                    f'      [[ -z "$option" ]] && ((free == {place})) && words={_quoted(_completions(argument))}'
+                    f'      [[ -z "$option" ]] && ((free == {index})) && words={_quoted(_completions(argument))}'
                 )
         lines.append("      ;;")
     lines += [
@@ -86,7 +86,7 @@ def _bash(known: dict[str, list[Argument]]) -> str:
 
 
 def _zsh(known: dict[str, list[Argument]]) -> str:
-    """By the same function: zsh reads bash's completions."""
+    """The bash function, which zsh runs through bashcompinit."""
     return f"#compdef unmask\nautoload -U +X bashcompinit && bashcompinit\n{_bash(known)}"
 
 

@@ -21,7 +21,7 @@ _UNSUPPORTED_SUFFIXES = (
     ".tflite",
     ".mlmodel",
 )
-"""Suffixes of files that users may expect to get, and that are not folders."""
+"""Suffixes of file formats that are not written; a folder of such a name would be a mistake."""
 
 
 def export(
@@ -76,13 +76,13 @@ def export(
 def _check_output(out: Path, format: str, has_metadata: bool) -> None:
     onnx = out.suffix == ".onnx"
     if format == "upstream" and onnx:
-        raise ValueError("--format upstream writes a folder, and an .onnx file is none; ask for one of them")
+        raise ValueError("--format upstream writes a folder, not an .onnx file; drop one of them")
     if onnx and has_metadata:
         raise ValueError("--license, --dataset and --language are for a folder's card; an .onnx file has none")
     if out.suffix in _UNSUPPORTED_SUFFIXES:
-        raise ValueError(f"{out.suffix} files are not written here; name a new folder, or a file that ends in .onnx")
+        raise ValueError(f"{out.suffix} files are not supported; name a new folder, or a file that ends in .onnx")
     if out.exists():
-        raise ValueError(f"{out} exists already, and export replaces nothing: choose another name")
+        raise ValueError(f"{out} exists already; choose another name")
 
 
 def _warn(text: str) -> None:

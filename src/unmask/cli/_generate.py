@@ -71,7 +71,7 @@ class GenerationOptions:
     eta: float | None = None
     """For --sampler remdm: the strength of remasking, from 0 to 1; each --remasking has its own default."""
     loop: _LoopArg = None
-    """Of the sampler remdm: write a share VISIBLE by t = ON, correct until t = OFF; as in 0.55 0.05 0.9."""
+    """For --sampler remdm: unmask a fraction ALPHA_ON by t = T_ON, then remask until T_OFF; as in 0.55 0.05 0.9."""
     sampler_option: tuple[str, ...] = ()
     """Any other field of the sampler, as FIELD=VALUE."""
     block_size: int | None = None
@@ -107,7 +107,7 @@ class GenerationOptions:
         return Guidance(self.cfg_scale, patterns)
 
     def build_sampler(self, lm: LanguageModel) -> Sampler:
-        """The sampler of that name with its options; options of other samplers are refused."""
+        """The sampler of that name with its options; options of other samplers are errors."""
         from unmask.diffusion.categorical import SamplingParams
         from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
@@ -119,17 +119,17 @@ class GenerationOptions:
             chosen = _change_sampler(chosen, self.sampler_option)
         if self.steps is not None and chosen.steps is None:
             who = "this model's sampler" if self.sampler == "default" else f"the sampler {self.sampler}"
-            raise ValueError(f"{who} takes no steps, as it finds out itself how many it needs: drop --steps")
+            raise ValueError(f"{who} chooses the number of steps itself; drop --steps")
         if self.stride is None:
             if self.window is not None:
-                raise ValueError("--window is for --stride, which says by how much the window moves")
+                raise ValueError("--window needs --stride, the tokens by which the window moves")
             return chosen
         if not lm.denoiser.process.has_masks or chosen.inner is not None:
-            raise ValueError("--stride is for masked diffusion that is not written in blocks; drop it")
+            raise ValueError("--stride is for masked diffusion without blocks; drop it")
         return SemiAutoregressive(self.stride, self.window, chosen)
 
     def _sampler_options(self) -> dict[str, object]:
-        """The sampler's own options, as far as they are given."""
+        """The given options that belong to particular samplers."""
         from unmask.sampling.remdm import REMASKING_SCHEDULES, Loop
 
         remasking: object = self.remasking
@@ -185,7 +185,7 @@ def _change_sampler(sampler: Sampler, changes: tuple[str, ...]) -> Sampler:
 
 
 _MIN_BF16_PARAMETERS = 10_000_000
-"""Parameters from which on it is worth a fifth of a second to find out what the machine is good at."""
+"""Smaller models use float32: the bfloat16 measurement takes 0.2 s, more than it would save."""
 
 _InlineOptions = Annotated[GenerationOptions, Inline()]
 
@@ -211,12 +211,12 @@ def sample(
         prompt: The beginning of each text.
     """
     warn_literal_masks("a prompt", [prompt])
-    with load_distributed(model, allow_code) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.blank_canvas(options.n, length, prompt or ())
         dtype = set_dtype(lm, options.dtype)
         samples = _generate(lm, canvas, sampler, options, as_json)
-    if speaks:
+    if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
 
 
@@ -239,14 +239,14 @@ def complete(
         prompts: The prompts; they may differ in length, and the completions are those of each prompt alone.
         length: The largest number of tokens to generate.
     """
-    with load_distributed(model, allow_code) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, is_main):
         sampler = options.build_sampler(lm)
         lm.check_memory(options.n * len(prompts), length)
         dtype = set_dtype(lm, options.dtype)
-        asked = [prompt for prompt in prompts for _ in range(options.n)]
-        samples = lm.complete(asked, length, sampler=sampler, seed=options.seed, guidance=options.build_guidance())
-    if speaks:
-        _print_samples(samples, sampler, dtype, options, as_json, asked)
+        repeated = [prompt for prompt in prompts for _ in range(options.n)]
+        samples = lm.complete(repeated, length, sampler=sampler, seed=options.seed, guidance=options.build_guidance())
+    if is_main:
+        _print_samples(samples, sampler, dtype, options, as_json, repeated)
 
 
 def infill(
@@ -266,29 +266,29 @@ def infill(
         model: A model folder, of unmask or in a published format, or a name on the hub.
         template: Text with <mask:12> for twelve masked tokens, <mask> for one; any number of holes.
     """
-    with load_distributed(model, allow_code) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.encode_template(template, options.n)
         followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())
-        if speaks and followed and not lm.uses_right_context:
+        if is_main and followed and not lm.uses_right_context:
             print(
-                "unmask: this model reads from left to right only: what follows a hole is kept, but not seen",
+                "unmask: this model reads from left to right: the text after a hole is kept, but does not influence it",
                 file=sys.stderr,
             )
         dtype = set_dtype(lm, options.dtype)
         samples = _generate(lm, canvas, sampler, options, as_json)
-    if speaks:
+    if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
 
 
 def set_dtype(lm: LanguageModel, dtype: DtypeName) -> str:
-    """Make the model compute with what was asked for, and as fast as it can; what that is."""
+    """Set the precision of the model, and prepack its matrices; returns the dtype."""
     from unmask.hardware.precision import bf16_is_faster
 
     bf16, where = dtype == "bfloat16", lm.distributed
     if dtype == "auto":
         large = sum(weight.numel() for weight in lm.denoiser.parameters()) >= _MIN_BF16_PARAMETERS
-        # The first process measures for all, whose texts must not depend on who wrote them.
+        # Rank 0 measures for all, so that texts do not depend on the rank that generates them.
         bf16 = large and where.any_rank(where.is_main and bf16_is_faster(where.device, seconds=0.2))
     if bf16:
         lm.denoiser.to_bf16()
@@ -301,9 +301,9 @@ def _generate(
 ) -> Samples:
     from unmask.cli._watch import watch
 
-    if lm.distributed.world_size > 1:  # each process writes its rows, so nobody has the whole to look at
+    if lm.distributed.world_size > 1:  # each process generates its own rows
         if options.watch:
-            raise ValueError("--watch shows one process at work; leave it out under torchrun")
+            raise ValueError("--watch works with one process only; leave it out under torchrun")
         return lm.generate(canvas, sampler, options.seed, guidance=options.build_guidance())
     frames = lm.generate_steps(canvas, sampler, options.seed, guidance=options.build_guidance())
     if options.watch:
@@ -312,10 +312,7 @@ def _generate(
 
 
 def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: Sampler, quiet: bool) -> Samples:
-    """The last frame; how far it has come is told by the tokens written so far.
-
-    Uniform noise has no masks after the first step, so there steps are counted.
-    """
+    """The last frame. Progress is measured in unmasked tokens; in steps for uniform diffusion, which has no masks."""
     from unmask.cli._progress import progress
     from unmask.diffusion.process import Masking
 
@@ -337,12 +334,12 @@ def _print_samples(
     as_json: bool,
     prompts: Sequence[str] = (),
 ) -> None:
-    """Texts on stdout; between them lines, where nobody could see otherwise which text is which."""
+    """Print the texts; with separators if several texts have several lines or prompts."""
     texts = None if samples.tokenizer is None else samples.texts
     steps, calls = sampler.steps, samples.nfe
     if as_json:
-        told = {"texts": texts, "tokens": samples.ids, "steps": steps, "nfe": calls, "dtype": dtype}
-        print_json({**told, "prompts": list(prompts)} if prompts else told)
+        result = {"texts": texts, "tokens": samples.ids, "steps": steps, "nfe": calls, "dtype": dtype}
+        print_json({**result, "prompts": list(prompts)} if prompts else result)
         return
     rows = texts or [" ".join(map(str, ids)) for ids in samples.ids]
     several = len(set(prompts)) > 1
@@ -351,10 +348,10 @@ def _print_samples(
         after = f"after {_abbreviate_prompt(prompts[number - 1])} " if several else ""
         print(f"{f'─── {number} of {len(rows)} {after}':─<60}\n{row}" if apart else row)
     if options.steps not in (None, calls) and sys.stderr.isatty():
-        print(f"{steps} steps asked for, {calls} network evaluations (NFE) made", file=sys.stderr)
+        print(f"{steps} steps, {calls} network evaluations (NFE)", file=sys.stderr)
 
 
 def _abbreviate_prompt(prompt: str) -> str:
-    """A prompt, or its end, to know it by."""
+    """A prompt, or its end if it is long."""
     shown = repr(prompt)
     return shown if len(shown) <= 40 else f"...{shown[-37:]}"

@@ -1,4 +1,4 @@
-"""The help of a command: usage, what it does, examples, and a line for everything it takes."""
+"""The help of a command: usage, description, examples, arguments and options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from unmask.cli._signature import MISSING, Argument, command_arguments, command_description
 
 _INDENT, _TEXT_COLUMN = 2, 26
-"""Where names begin, and where their texts do."""
+"""The columns of names and of their descriptions."""
 _MAX_WIDTH = 110
 
 
@@ -29,12 +29,12 @@ def help_text(command: str, function: Callable[..., Any]) -> str:
 def _section(title: str, known: list[Argument]) -> str:
     lines = [f"{title}:", *(line for each in known for line in _entry(each.usage, _help_with_default(each)))]
     if title == "Options":
-        lines += _entry("-h, --help", "Show this help, and stop.")
+        lines += _entry("-h, --help", "Show this help and exit.")
     return "\n".join(lines)
 
 
 def _help_with_default(argument: Argument) -> str:
-    """What it is for, and what it is if it is not given."""
+    """The description of an argument, with its default."""
     default = argument.default
     if isinstance(default, tuple):
         default = " ".join(map(str, default))
@@ -44,16 +44,16 @@ def _help_with_default(argument: Argument) -> str:
 
 
 def _entry(usage: str, text: str) -> list[str]:
-    """The name, and its text beside it, or below it if the name is long."""
+    """The name with its description to the right, or below it if the name is long."""
     rest = textwrap.wrap(text, _width() - _TEXT_COLUMN)
     first = f"{'':{_INDENT}}{usage}"
-    beside = len(first) + 2 <= _TEXT_COLUMN and bool(rest)
-    lines = [f"{first:{_TEXT_COLUMN}}{rest.pop(0)}" if beside else first]
+    fits = len(first) + 2 <= _TEXT_COLUMN and bool(rest)
+    lines = [f"{first:{_TEXT_COLUMN}}{rest.pop(0)}" if fits else first]
     return lines + [f"{'':{_TEXT_COLUMN}}{line}" for line in rest]
 
 
 def _wrap(text: str) -> str:
-    """Paragraphs in the width of the terminal; what is indented stays as it is."""
+    """Wrap paragraphs to the width of the terminal; indented ones are kept as they are."""
     parts = []
     for part in text.split("\n\n"):
         plain = not any(line.startswith(" ") for line in part.splitlines())

@@ -1,4 +1,4 @@
-"""From words to the values of a command; whatever is wrong with them is one sentence with a hint."""
+"""Parse the words of a command line into the arguments of a command; errors are one sentence with a hint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.config import suggest
 
 HELP_FLAGS = ("-h", "--help")
 _SHORT_OPTION = re.compile(r"-[A-Za-z]\S*")
-"""A single dash and letters is taken for an option; `-`, `-1` and texts with spaces are not."""
+"""A dash followed by letters is an option; `-`, `-1` and texts with spaces are values."""
 _TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
@@ -22,12 +22,12 @@ def parse(command: str, function: Callable[..., Any], words: Sequence[str]) -> d
     options = {name: each for each in known if not each.positional for name in each.names}
     given: dict[Argument, Any] = {}
     free: list[str] = []
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
         if word == "--":
-            free += words[place:]
+            free += words[index:]
             break
         if not (word.startswith("--") or _SHORT_OPTION.fullmatch(word)):
             free.append(word)
@@ -37,8 +37,8 @@ def parse(command: str, function: Callable[..., Any], words: Sequence[str]) -> d
         if equals:
             values = [value]
         else:
-            values = _take_values(words, place, argument.nargs)
-            place += len(values)
+            values = _take_values(words, index, argument.nargs)
+            index += len(values)
         read = _parse_values(argument, name, values, bool(equals))
         given[argument] = [*given.get(argument, []), read] if argument.repeated else read
     given.update(_parse_positionals(command, [each for each in known if each.positional], free))
@@ -53,27 +53,27 @@ def _option(command: str, options: dict[str, Argument], name: str) -> Argument:
     return options[spelled]
 
 
-def _take_values(words: Sequence[str], place: int, count: int | None) -> list[str]:
-    """The words that are an option's values: up to `count`, and none that begins with two dashes."""
+def _take_values(words: Sequence[str], index: int, count: int | None) -> list[str]:
+    """An option's values: up to `count` words from `index` on, none of which begins with two dashes."""
     values: list[str] = []
-    while place < len(words) and (count is None or len(values) < count):
-        if words[place].startswith("--"):
+    while index < len(words) and (count is None or len(values) < count):
+        if words[index].startswith("--"):
             break
-        values.append(words[place])
-        place += 1
+        values.append(words[index])
+        index += 1
     return values
 
 
 def _parse_values(argument: Argument, name: str, values: list[str], has_equals: bool) -> Any:
-    """The value of an option, or of a positional, from its words."""
+    """The value of an option or positional argument, from its words."""
     if argument.nargs == 0:
         if has_equals:
-            raise ValueError(f"{name} is a switch and takes no value; got {values[0]!r}")
+            raise ValueError(f"{name} is a flag and takes no value; got {values[0]!r}")
         return True
     if argument.nargs is not None and len(values) != argument.nargs:
         wanted = "a value" if argument.nargs == 1 else f"{argument.nargs} values"
         got = f"; got {len(values)}" if values else ""
-        equals = f" (one that begins with -- is written {name}=--...)" if argument.value_type is str else ""
+        equals = f" (write a value that begins with -- as {name}=--...)" if argument.value_type is str else ""
         raise ValueError(f"{name} needs {wanted}: {argument.usage}{got}{equals}")
     read = tuple(_parse_value(argument, name, value) for value in values)
     return read[0] if argument.nargs == 1 else read
@@ -82,17 +82,17 @@ def _parse_values(argument: Argument, name: str, values: list[str], has_equals: 
 def _parse_value(argument: Argument, name: str, text: str) -> Any:
     if argument.value_type is Path:
         if not text:
-            raise ValueError(f"{name} is empty, and must name a file or folder")
+            raise ValueError(f"{name} must name a file or folder; got an empty string")
         return Path(text)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} must be UTF-8 text; {text!r} holds bytes that are not") from None
+        raise ValueError(f"{name} must be UTF-8 text; {text!r} has bytes that are not") from None
     if argument.choices:
         if text not in argument.choices and not (argument.is_open and ":" in text):
             raise ValueError(
                 f"{name} cannot be {text!r}{suggest(text, argument.choices)};"
-                f" it is one of {', '.join(argument.choices)}"
+                f" choose one of {', '.join(argument.choices)}"
             )
         return text
     if argument.default is None and argument.value_type is not str and text.lower() == "none":
@@ -109,7 +109,7 @@ def _abbreviate(text: str) -> str:
 
 
 def _parse_positionals(command: str, wanted: list[Argument], words: list[str]) -> dict[Argument, Any]:
-    """The words without an option, in their order; a last one may take any number, but at least one."""
+    """The positional arguments, in order; the last one may take any number of words, but at least one."""
     found: dict[Argument, Any] = {}
     left = list(words)
     for argument in wanted:
@@ -125,21 +125,21 @@ def _parse_positionals(command: str, wanted: list[Argument], words: list[str]) -
     if left:
         takes = " ".join(each.names[0] for each in wanted) or "nothing"
         raise ValueError(
-            f"unmask {command} takes {takes} and no more; {_abbreviate(left[0])} is left over"
-            " (a text with spaces needs quotes)"
+            f"unmask {command} takes {takes}; {_abbreviate(left[0])} is one argument too many"
+            " (quote a text with spaces)"
         )
     return found
 
 
 def _decapitalize(text: str) -> str:
-    """A sentence inside another."""
+    """A sentence in the form of a clause: small first letter, no final period."""
     return (text[:1].lower() + text[1:]).rstrip(".")
 
 
 def _keyword_arguments(
     function: Callable[..., Any], known: list[Argument], given: dict[Argument, Any]
 ) -> dict[str, Any]:
-    """What the function is called with: fields of one dataclass together."""
+    """The keyword arguments of the function; fields of a dataclass parameter are collected into an instance."""
     hints = get_type_hints(function, include_extras=True)
     keywords: dict[str, Any] = {}
     fields: dict[str, dict[str, Any]] = {}

@@ -1,10 +1,10 @@
-"""How far long work has come, on stderr: a bar on a terminal, lines elsewhere, nothing for short work."""
+"""Progress on stderr: a bar on a terminal, lines elsewhere, nothing for work of less than two seconds."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_SHOW_AFTER_SECONDS = 2.0
-"""Seconds of silence: work that takes less needs no bar."""
-_LINE_INTERVAL_SECONDS = 10.0
-"""Seconds between plain lines."""
+    from unmask.types import ProgressFn
 
-_ProgressFn = Callable[[int], None]
+_SHOW_AFTER_SECONDS = 2.0
+"""Work that takes less shows no progress."""
+_LINE_INTERVAL_SECONDS = 10.0
+"""Seconds between lines, where there is no terminal."""
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[_ProgressFn]:
-    """A function to tell how much of the `total` is done by now; None if the total is not known.
+def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[ProgressFn]:
+    """A function that reports the amount done so far, of `total` (None if it is not known).
 
-    Those who work call it when they like, and know nothing of terminals. `unit` bytes gets kB, MB and GB.
+    `what` is the label. Amounts with the unit "bytes" are shown in kB, MB or GB.
     """
     if quiet:
         yield lambda _: None
@@ -40,7 +40,7 @@ def progress(what: str, total: int | None, unit: str, quiet: bool = False) -> It
 
 @contextmanager
 def heartbeat(what: str, quiet: bool = False) -> Iterator[None]:
-    """For work that cannot say how far it is: how long it has taken, now and then."""
+    """Print the elapsed time every few seconds, for work that cannot report progress."""
     done = Event()
 
     def print_elapsed() -> None:
@@ -49,19 +49,19 @@ def heartbeat(what: str, quiet: bool = False) -> Iterator[None]:
             print(f"{what}: {time.monotonic() - started:.0f} s so far", file=sys.stderr, flush=True)
             pause = _LINE_INTERVAL_SECONDS
 
-    teller = Thread(target=print_elapsed, daemon=True)
+    printer = Thread(target=print_elapsed, daemon=True)
     if not quiet:
-        teller.start()
+        printer.start()
     try:
         yield
     finally:
         done.set()
         if not quiet:
-            teller.join()
+            printer.join()
 
 
 class _ProgressBar:
-    """Appears after a while even if nothing was reported: the first part of the work may be the longest."""
+    """A bar that appears after two seconds, even if nothing was reported until then."""
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
         self.what, self.total, self.unit, self.done = what, total, unit, 0
@@ -94,12 +94,12 @@ class _ProgressBar:
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = bar.add_task("", total=self.total)
         self.bar = bar
-        self.report(self.done)  # in this order no report is lost: another thread is working meanwhile
+        self.report(self.done)  # after self.bar is set, so that no report of the working thread is lost
         bar.start()
 
 
 class _ProgressLines:
-    """A line now and then, when there is something to report."""
+    """A line every ten seconds, at most one per report."""
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
         self.what, self.total, self.unit = what, total, unit
@@ -118,7 +118,7 @@ class _ProgressLines:
 
 
 def _format_amount(done: int, total: int | None, unit: str) -> str:
-    """Such as 3 of 12 tokens, 3.0 of 12.5 MB, or 3 tokens if there is no total."""
+    """For example "3 of 12 tokens", "3.0 of 12.5 MB", or "3 tokens" without a total."""
     scale, digits = 1, 0
     if unit == "bytes":
         largest = total or done

@@ -1,4 +1,4 @@
-"""The command that scores texts."""
+"""`unmask score`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def score(
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Say how many nats a model needs for texts, with the standard error.
+    """Score texts: nats per token and perplexity, with standard errors.
 
     For example:
       unmask score runs/demo/model "def main():" "main def:()" --draws 256
@@ -49,30 +49,30 @@ def score(
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.
-        texts: One or more texts; - reads one from standard input. What is longer than the model reads at
-            once is scored in windows.
+        texts: One or more texts; - reads one from standard input. A text longer than the model's maximum length is
+            scored in windows.
         prompt: Score each text given this prompt before it. The prompt is not counted, and is encoded by itself:
             a space between it and the text belongs to the text.
         requests: Also score the rows of a table (.jsonl, .csv, .parquet) with the columns prompt and text, or only
             text.
-        draws: Random maskings of each text; more make the error smaller.
-        precision: Draw as often as it takes for a standard error of this share of the nats, 0.01 for 1 %.
-        seed: Of the maskings.
+        draws: Random maskings of each text; more give a smaller error.
+        precision: Draw until the standard error is this fraction of the nats, 0.01 for 1 %.
+        seed: The seed of the maskings.
     """
     validate_output(out)
     pairs = [(prompt, read_stdin() if text == "-" else text) for text in texts]
     if requests is not None:
         pairs += _read_requests(requests)
     if not pairs:
-        raise ValueError("there is nothing to score: give texts, or a table of them with --requests")
+        raise ValueError("there is nothing to score: give texts, or a table with --requests")
     prompts, read = map(list, zip(*pairs, strict=True))
     warn_literal_masks("a text that is scored", read)
-    with load_distributed(model, allow_code) as (lm, speaks):
+    with load_distributed(model, allow_code) as (lm, is_main):
         lm.denoiser.prepack()
         result = lm.score(read, prompts, draws=draws, precision=precision, seed=seed)
         longest = lm.denoiser.max_length
         digest = model_fingerprint(model)
-    if not speaks:
+    if not is_main:
         return
     shown = [*texts, *read[len(texts) :]]  # a text from standard input is shown as -
     for text, each in zip(shown, result.per_text, strict=True):

@@ -1,4 +1,4 @@
-"""The command that serves a model over HTTP."""
+"""`unmask serve`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Serve a model: an API as OpenAI's clients know it, and a page that shows text emerge.
+    """Serve a model over HTTP: an OpenAI-compatible API, and a web page.
 
     For example:
       unmask serve runs/demo
@@ -37,33 +37,35 @@ def serve(
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.
-        host: The address to listen at; one that others can reach needs a token.
-        port: The port to listen at; 0 takes any that is free, and says which.
-        token: What clients must send (Authorization: Bearer TOKEN); else the variable UNMASK_TOKEN.
-        allow_host: More names by which clients may call this server.
+        host: The address to listen on; one that other machines can reach needs a token.
+        port: The port to listen on; 0 takes a free one, and prints it.
+        token: The token that clients must send (Authorization: Bearer TOKEN); by default the variable UNMASK_TOKEN.
+        allow_host: Further host names under which clients may reach this server.
         allow_origin: Sites whose pages may use this server, as in https://my.site:3000; * allows all.
-        max_batch: Texts that are worked on at the same time.
-        max_queue: Texts that may wait; further ones are answered with 429.
-        shutdown_timeout: Seconds that SIGTERM leaves to what has begun.
-        dtype: What the network computes with; auto takes bfloat16 for large models where it is faster.
+        max_batch: Texts that are generated at the same time.
+        max_queue: Texts that may wait; further requests are answered with 429.
+        shutdown_timeout: Seconds after SIGTERM in which running requests may finish.
+        dtype: Precision of the network; auto takes bfloat16 for large models where it is measured to be faster.
     """
     limit_onednn_caches()
     try:
         from unmask.serve.server import serve as run
         from unmask.serve.service import Service
     except ImportError as error:
-        raise ValueError(f"serving needs the extra: pip install 'unmask[serve]' ({error.name} is missing)") from None
+        raise ValueError(
+            f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
+        ) from None
     for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1; got {value}")
     if not 0 <= port < 65536:
-        raise ValueError(f"a port is a number from 0 to 65535; got {port}")
+        raise ValueError(f"port must be from 0 to 65535; got {port}")
     if not 0 <= shutdown_timeout < float("inf"):
-        raise ValueError(f"shutdown_timeout is a number of seconds from 0 on; got {shutdown_timeout}")
+        raise ValueError(f"shutdown_timeout must be 0 seconds or more; got {shutdown_timeout}")
     from unmask.pretrained import resolve_model_folder
 
     if not resolve_model_folder(model).exists():
-        load_model(model, allow_code=allow_code)  # which says what is missing, before anything listens
+        load_model(model, allow_code=allow_code)  # raises with what is missing, before the server starts
     service = Service(model.resolve().name, limits, max_batch, max_queue)
 
     def load() -> LanguageModel:

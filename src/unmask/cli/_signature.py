@@ -1,6 +1,6 @@
-"""What a command takes, read from the signature and the docstring of its function.
+"""The arguments of a command, read from the signature and docstring of its function.
 
-Parsing, help and completion all rest on this list, so they cannot disagree.
+Parsing, help and completion use the same list, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -23,52 +23,64 @@ _MAX_METAVAR_LENGTH = 40
 
 @dataclass(frozen=True)
 class Positional:
-    """Marks a parameter that is written without its name, in the order of the signature."""
+    """Marks a positional argument."""
 
 
 @dataclass(frozen=True)
 class Inline:
-    """Marks a dataclass whose fields are options of the command itself, without the parameter's name."""
+    """Marks a dataclass whose fields are options without the parameter's name as a prefix."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What else is to be said of a parameter than its type does."""
+    """Properties of an option that do not follow from its type."""
 
     name: str | None = None
+    """The name without dashes, if it is not the parameter's."""
     aliases: tuple[str, ...] = ()
+    """Other names, with dashes."""
     metavar: str | None = None
+    """What the help shows for the value."""
     help: str | None = None
+    """The description, if it is not in the docstring."""
     repeated: bool = False
+    """Whether the option may be given several times; its values are collected in a tuple."""
     completions: str | None = None
-    """For completion: `module:MAPPING`, whose keys are names that may be written here, among others."""
+    """For shell completion: `module:MAPPING`, whose keys are possible values (others are accepted too)."""
     family: str | None = None
-    """`module:TABLE` of a family: one of its names, or package.module:name for a member from elsewhere."""
+    """`module:TABLE`: the value is a name in this registry, or package.module:name for a class outside the package."""
     extra_choices: tuple[str, ...] = ()
-    """Names that may be written besides those of the family."""
+    """Accepted names besides those of the family."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One thing that a command takes: where it goes, how it is written, and what it is for."""
+    """A positional argument or an option of a command."""
 
     dest: tuple[str, ...]
-    """The parameter and, if that is a dataclass, its field."""
+    """The parameter's name and, if it is a dataclass, the field's."""
     names: tuple[str, ...]
-    """`--n` and its other names; a positional has one, in capitals."""
+    """`--n` and its aliases; a positional argument has one name, in capitals."""
     value_type: type
-    """str, int, float, bool or Path: what each of its values is."""
+    """The type of each value: str, int, float, bool or Path."""
     nargs: int | None
-    """How many values it takes; None for any number, 0 for a flag."""
+    """The number of values; None for any number, 0 for a flag."""
     choices: tuple[str, ...]
+    """The accepted values; empty if any value of the type is."""
     default: Any
+    """The default value; MISSING for a required argument."""
     help: str
+    """The description."""
     metavar: str
+    """What the help shows for the value."""
     positional: bool
+    """Whether it is given without a name."""
     repeated: bool
+    """Whether it may be given several times."""
     completions: str | None
+    """As in `Option`."""
     is_open: bool
-    """Whether package.module:name may be written instead of one of the choices."""
+    """Whether package.module:name is accepted as well as the choices."""
 
     @property
     def required(self) -> bool:
@@ -77,18 +89,18 @@ class Argument:
 
     @property
     def usage(self) -> str:
-        """As the help shows it: `--top-k N`, `--regex TEXT ...`, `MODEL`."""
+        """The argument in the help: `--top-k N`, `--regex TEXT ...`, `MODEL`."""
         if self.positional:
             return self.names[0] + (" ..." if self.nargs is None else "")
         if self.nargs == 0:
             return ", ".join(self.names)
-        several = self.nargs if self.nargs and " " not in self.metavar else 1  # or it names each of them
+        several = self.nargs if self.nargs and " " not in self.metavar else 1  # a metavar with spaces names each value
         values = " ".join([self.metavar] * several) + (" ..." if self.nargs is None else "")
         return ", ".join(f"{name} {values}" for name in self.names)
 
 
 def command_arguments(function: Callable[..., Any]) -> list[Argument]:
-    """All that a command takes, in the order of its signature."""
+    """The arguments of a command, in the order of its signature."""
     found: list[Argument] = []
     texts = _argument_help(function)
     hints = get_type_hints(function, include_extras=True)
@@ -104,7 +116,7 @@ def command_arguments(function: Callable[..., Any]) -> list[Argument]:
 
 
 def _dataclass_arguments(parameter: str, prefix: str, dataclass_type: Any, default: Any) -> Iterator[Argument]:
-    """The fields of a dataclass as options; their texts are the strings below them."""
+    """The fields of a dataclass as options, described by the docstrings under them."""
     texts = field_docstrings(dataclass_type)
     hints = get_type_hints(dataclass_type, include_extras=True)
     for field in dataclasses.fields(dataclass_type):
@@ -119,7 +131,7 @@ def _make_argument(dest: tuple[str, ...], name: str, hint: Any, default: Any, he
     option = next((mark for mark in marks if isinstance(mark, Option)), Option())
     positional = any(isinstance(mark, Positional) for mark in marks)
     kind, count, choices = _value_spec(base)
-    if option.repeated:  # a list of what each use of the option gives
+    if option.repeated:  # the annotation is a tuple with one item per use
         kind, count, choices = _value_spec(get_args(base)[0])
     if option.family is not None:
         choices = (*option.extra_choices, *import_table(option.family))
@@ -127,7 +139,7 @@ def _make_argument(dest: tuple[str, ...], name: str, hint: Any, default: Any, he
     metavar = option.metavar or _METAVARS[kind]
     if choices and option.metavar is None:
         metavar = "{" + ",".join(choices) + "}"
-        if len(metavar) > _MAX_METAVAR_LENGTH:  # the text says which there are
+        if len(metavar) > _MAX_METAVAR_LENGTH:  # the choices are listed in the description instead
             metavar, help_text = "NAME", f"{help_text} One of {', '.join(choices)}."
     if option.family is not None:
         help_text = f"{help_text} Or package.module:name, for one of your own."
@@ -158,7 +170,7 @@ _METAVARS = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH", bool: ""}
 
 
 def _value_spec(annotation: Any) -> tuple[type, int | None, tuple[str, ...]]:
-    """What each value is, how many there are, and which there may be."""
+    """The type of each value, the number of values, and the choices."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not types.NoneType)
     if get_origin(annotation) is Literal:
@@ -168,12 +180,12 @@ def _value_spec(annotation: Any) -> tuple[type, int | None, tuple[str, ...]]:
         kind, _, choices = _value_spec(items[0])
         return kind, None if items[-1] is Ellipsis else len(items), choices
     if annotation not in _METAVARS:
-        raise TypeError(f"a command cannot take a {annotation}")
+        raise TypeError(f"an argument of a command cannot have the type {annotation}")
     return annotation, 0 if annotation is bool else 1, ()
 
 
 def unwrap_annotated(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type and the marks of its Annotated, if it is one."""
+    """The type of an annotation, and the metadata of its Annotated, if it is one."""
     if get_origin(hint) is Annotated:
         base, *marks = get_args(hint)
         return base, tuple(marks)
@@ -181,15 +193,12 @@ def unwrap_annotated(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def command_description(function: Callable[..., Any]) -> str:
-    """The docstring up to its list of arguments."""
+    """The docstring up to `Args:`."""
     return inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[0].strip()
 
 
 def _argument_help(function: Callable[..., Any]) -> dict[str, str]:
-    """What the docstring's `Args:` says of each parameter.
-
-    The items are those lines that are indented least; all others go on with the item before them.
-    """
+    """The description of each parameter in the docstring's `Args:`; indented lines continue the one before."""
     block = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[2]
     texts: dict[str, str] = {}
     name = ""
@@ -205,7 +214,7 @@ def _argument_help(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def field_docstrings(dataclass_type: Any) -> dict[str, str]:
-    """The strings below the fields of a dataclass and its bases, which Python itself does not keep."""
+    """The docstrings under the fields of a dataclass and its bases; read from the source, as Python drops them."""
     texts: dict[str, str] = {}
     for cls in reversed(dataclass_type.__mro__):
         if dataclasses.is_dataclass(cls):

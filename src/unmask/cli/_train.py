@@ -183,7 +183,7 @@ def _make_objective(name: str) -> Objective:
 
 
 def _reject_ignored_overrides(overrides: Iterable[str], init_from: str | None) -> None:
-    """A model to fine-tune has a network and a tokenizer: refuse settings of others, which would be ignored."""
+    """ValueError for settings of the network or tokenizer, which --init-from would ignore."""
     for change in overrides:
         name = change.partition("=")[0].strip()
         if init_from is not None and name.split(".")[0] in ("backbone", "tokenizer"):
@@ -194,8 +194,8 @@ def _reject_ignored_overrides(overrides: Iterable[str], init_from: str | None) -
 
 
 def _check_required(experiment: Experiment, recipe: str) -> None:
-    """Ask for what a recipe cannot know."""
+    """ValueError if the recipe needs options that were not given."""
     missing = {"--init-from MODEL": experiment.init_from == "", "--sources TEXT": not experiment.sources}
     options = " and ".join(option for option, absent in missing.items() if absent)
     if options:
-        raise ValueError(f"{recipe} needs {options}: it fine-tunes a model of yours on text of yours")
+        raise ValueError(f"{recipe} needs {options}: it fine-tunes your model on your text")

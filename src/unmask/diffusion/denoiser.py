@@ -1,4 +1,4 @@
-"""The seam: given the visible tokens, what is the token at this hidden position?"""
+"""The denoiser interface: the distribution of the clean token at queried positions, given noisy tokens."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from unmask.types import LogX, Positions, RowFn, Times, Tokens, Vocab
 
 
 class DenoiserLike(Protocol):
-    """A network as everything else sees it: asked at chosen rows, answering with log_x [N, V].
+    """A network as the rest of the library sees it: log_x [N, V] at N queried positions.
 
     `log_x` is the log-probability of the clean token; its mask column is -inf. It need not sum to one:
-    with S = sum(exp(log_x)), a masked position that a reverse step would reveal with probability r
-    becomes v with probability r exp(log_x[v]) and stays masked with 1 - r S.
+    with S = sum(exp(log_x)), a masked position that a reverse step would unmask with probability r
+    becomes v with probability r exp(log_x[v]) and stays masked with probability 1 - r S.
     """
 
     @property
     def vocab(self) -> Vocab:
-        """Which ids there are and which one is the mask."""
+        """The token ids, and which one is the mask."""
         ...
 
     @property
     def process(self) -> Process:
-        """How text is destroyed, and so which samplers can restore it."""
+        """The forward process, which decides which samplers apply."""
         ...
 
     @property
     def normalized(self) -> bool:
-        """S = 1 on every line: *when* a token is revealed does not depend on *what* it is."""
+        """Whether S = 1 in every row: the time at which a position is unmasked is independent of its token."""
         ...
 
     @property
     def time_independent(self) -> bool:
-        """The answer depends on z alone, not on t: it holds until z changes."""
+        """Whether log_x depends on z only, not on t, so that it can be reused until z changes."""
         ...
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence the network takes; None where there is no limit."""
+        """The longest sequence that the network accepts; None if there is no limit."""
         ...
 
     @property
     def shift_logits(self) -> bool:
-        """A token is predicted where the one before it is read, so that one must be in every call."""
+        """Whether a token is predicted at the position before it, which must then be part of every call."""
         ...
 
     def __call__(
@@ -61,21 +61,24 @@ class DenoiserLike(Protocol):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        """One line of log_x for each row of z that is asked.
+        """log_x [N, V], one row for each queried position of z; or the values of `row_fn` for these rows.
 
-        With `each`, what it says of every line instead: then log_x, the largest tensor there is, need never
-        be whole, and what is said of one line may decide what another is like. `which` sequences of a canvas
-        these are [B] is of no interest to a network, but to denoisers that know something of each of them.
+        With `row_fn`, log_x, the largest tensor of all, never exists as a whole, and a wrapper may make one row
+        depend on the value of another. `sequence_ids` [B] are the indices of these sequences in the canvas: networks
+        ignore them, wrappers that hold something per sequence need them.
         """
         ...
 
     def new_cache(self) -> Cache:
-        """An empty cache, for calls that read a text part by part."""
+        """An empty cache, for calls that read a text in parts."""
         ...
 
 
-class BatchableRowFn(ABC):
-    """An `Each` that can speak for others of its `kind` too, whose lines follow its own."""
+class MergeableRowFn(ABC):
+    """A row function that can be merged with others of the same `batch_key`.
+
+    A server applies the merged function to the rows of several requests in one call.
+    """
 
     @abstractmethod
     def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor: ...
@@ -83,15 +86,15 @@ class BatchableRowFn(ABC):
     @property
     @abstractmethod
     def batch_key(self) -> Hashable:
-        """What those that can be joined have in common."""
+        """Row functions with equal keys can be merged."""
 
     @abstractmethod
     def merge(self, others: Sequence[Any], num_queries: Sequence[int]) -> RowFn:
-        """What it and the others say of their lines one after another: so many of each, its own first."""
+        """One function of the concatenated rows: `num_queries` of each function, this one's first."""
 
 
 class DenoiserWrapper:
-    """A denoiser around another, which it is like in all but its call."""
+    """Base of denoisers that wrap another one: all properties are those of the wrapped denoiser."""
 
     def __init__(self, denoiser: DenoiserLike) -> None:
         self.denoiser = denoiser

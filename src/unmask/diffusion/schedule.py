@@ -26,7 +26,7 @@ def _clamp_off_zero(t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def _validate_eps(eps: float) -> None:
     if not 0 <= eps < 1:
-        raise ValueError(f"eps, the share of tokens that stays visible at t = 1, must be in [0, 1); got {eps}")
+        raise ValueError(f"eps, the fraction of tokens that are unmasked at t = 1, must be in [0, 1); got {eps}")
 
 
 class Schedule(ABC):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from unmask.io.errors import first_line
 from unmask.io.hub import HUB_PREFIX, UNREACHABLE_MESSAGE, hub_session, parse_repo_id
 
 _MAX_BATCH_LOGITS = 2**27
@@ -210,7 +210,7 @@ def _load(path_or_name: str, gguf_file: str | None) -> tuple[Any, Any]:
         options["gguf_file"] = gguf_file
     looking = _hub_lookup(path_or_name)
     try:
-        with looking as online, _silence_loggers():
+        with looking as online, contextlib.redirect_stderr(io.StringIO()):  # progress bars
             options["local_files_only"] = not online
             config = AutoConfig.from_pretrained(path_or_name, **options)
             tokenizer: Any = AutoTokenizer.from_pretrained(path_or_name, **options)
@@ -224,8 +224,7 @@ def _load(path_or_name: str, gguf_file: str | None) -> tuple[Any, Any]:
                 output_loading_info=True,
             )
     except Exception as error:  # the library raises errors of many kinds
-        reason = " ".join(str(error).split()) if online else UNREACHABLE_MESSAGE
-        reason = reason or type(error).__name__
+        reason = first_line(error) if online else UNREACHABLE_MESSAGE
         what = (
             "cannot be loaded as a reference model" if Path(path_or_name).is_dir() else "is neither here nor on the hub"
         )
@@ -259,18 +258,3 @@ def _validate(path_or_name: str, model: Any, tokenizer: Any, loading_info: dict[
 
 def _vocab_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
-
-
-@contextlib.contextmanager
-def _silence_loggers() -> Iterator[None]:
-    """No progress bars and no advice; the switch of transformers does not reach the bar of GGUF files."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

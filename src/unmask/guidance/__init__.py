@@ -64,7 +64,7 @@ class Guidance:
             denoiser = AllowedTokens.ban(denoiser, self.banned_tokens)
         if self.regex is not None:
             if tokenizer is None:
-                raise ValueError("a pattern is about text, and this model has no tokenizer")
+                raise ValueError("a pattern needs a tokenizer, and this model has none")
             denoiser = RegexConstraint(denoiser, tokens, self.regex, tokenizer)
         return denoiser
 
@@ -74,13 +74,13 @@ class Guidance:
             return self
         if not complete:
             raise ValueError(
-                "a hole that must match a pattern is written as a whole, and a hole here is longer than the"
-                " model can read with some text beside it: make it shorter"
+                "a hole with a pattern must fit into one window of the model, together with some of the text around it:"
+                " make it shorter"
             )
         if not isinstance(self.regex, tuple):
             return self
         if len(self.regex) != num_holes:
-            raise ValueError(f"a text with {num_holes} holes needs as many patterns, or one; got {len(self.regex)}")
+            raise ValueError(f"give one pattern, or one per hole ({num_holes}); got {len(self.regex)}")
         return replace(self, regex=self.regex[start:stop])
 
 

@@ -1,4 +1,4 @@
-"""What wrappers around a denoiser need to know of a call: its sequences, its positions, its queries."""
+"""Arguments of a denoiser call, resolved for wrappers: sequences, positions, queries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from unmask.types import LogX, Positions, Tokens
 def query_indices(positions: Positions) -> tuple[Tensor, Tensor]:
     """The sequence and the position of each query of a call."""
     if isinstance(positions, Tensor):
-        sequence, place = positions.nonzero(as_tuple=True)
-        return sequence, place
+        sequence, position = positions.nonzero(as_tuple=True)
+        return sequence, position
     return positions
 
 
@@ -34,11 +34,11 @@ def validate_shape(z: Tokens, sequence_ids: Tensor, offset: int | None, shape: S
     length = shape[-1]
     if (offset is None and z.shape[1] != length) or (offset or 0) + z.shape[1] > length:
         raise ValueError(
-            f"{what} are of texts of {length} tokens, and the sampler reads {z.shape[1]} of a text at a time:"
-            " it must read all of it (a window as long as the text)"
+            f"{what} are defined for texts of {length} tokens, but the sampler reads {z.shape[1]} at a time;"
+            " use a window as long as the text"
         )
     if len(shape) == 2 and len(sequence_ids) and int(sequence_ids.max()) >= shape[0]:
-        raise ValueError(f"{what} are of {shape[0]} sequences; there is none with number {int(sequence_ids.max())}")
+        raise ValueError(f"{what} are defined for {shape[0]} sequences; got sequence id {int(sequence_ids.max())}")
 
 
 def renormalize_like(reference: LogX, log_x: LogX) -> LogX:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unmask.context import Context
-from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
+from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper, MergeableRowFn
 from unmask.guidance._calls import (
     cache_offset,
     query_indices,
@@ -21,11 +21,11 @@ from unmask.types import LogX, Positions, RowFn, Times, Tokens
 
 
 @dataclass(frozen=True, eq=False)
-class _RestrictTokens(BatchableRowFn):
+class _RestrictTokens(MergeableRowFn):
     """Restricts rows of log_x to the allowed tokens [V], then applies another row function, if there is one."""
 
     allowed: Tensor
-    row_fn: BatchableRowFn | None
+    row_fn: MergeableRowFn | None
 
     def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
         never = ~self.allowed.to(log_x.device)
@@ -76,11 +76,11 @@ class AllowedTokens(DenoiserWrapper):
     ) -> AllowedTokens:
         """Only these ids at these positions of sequences of `length` tokens, any token elsewhere."""
         allowed = torch.ones(length, denoiser.vocab.size, dtype=torch.bool)
-        for place, ids in ids_by_position.items():
-            if not 0 <= place < length:
-                raise ValueError(f"there is no place {place} in a text of {length} tokens, 0..{length - 1}")
-            allowed[place] = False
-            allowed[place, _validate_ids(denoiser, ids)] = True
+        for position, ids in ids_by_position.items():
+            if not 0 <= position < length:
+                raise ValueError(f"position {position} is outside a text of {length} tokens, 0..{length - 1}")
+            allowed[position] = False
+            allowed[position, _validate_ids(denoiser, ids)] = True
         return cls(denoiser, allowed)
 
     def __call__(
@@ -93,7 +93,7 @@ class AllowedTokens(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        if self.allowed.ndim == 1 and bool(self.any_allowed) and (row_fn is None or isinstance(row_fn, BatchableRowFn)):
+        if self.allowed.ndim == 1 and bool(self.any_allowed) and (row_fn is None or isinstance(row_fn, MergeableRowFn)):
             return self.denoiser(
                 z,
                 t,
@@ -106,11 +106,11 @@ class AllowedTokens(DenoiserWrapper):
         if self.allowed.ndim > 1:
             validate_shape(z, sequence_ids, start, self.allowed.shape[:-1], "the allowed tokens")
         self._validate_holes(z, sequence_ids, start or 0)
-        sequence, place = query_indices(positions)
-        sequence, place = sequence_ids[sequence], place + (start or 0)
+        sequence, position = query_indices(positions)
+        sequence, position = sequence_ids[sequence], position + (start or 0)
 
         def restrict(log_x: LogX, indices: slice | Tensor) -> Tensor:
-            here: tuple[Tensor, ...] = (sequence[indices], place[indices])
+            here: tuple[Tensor, ...] = (sequence[indices], position[indices])
             here = here[3 - self.allowed.ndim :]
             allowed = self.allowed[tuple(index.to(self.allowed.device) for index in here)]
             log_x = renormalize_like(log_x, log_x.masked_fill(~allowed.to(log_x.device), -torch.inf))
@@ -126,10 +126,10 @@ class AllowedTokens(DenoiserWrapper):
             possible = possible[..., offset : offset + z.shape[1]]
         stuck = ((z == self.vocab.mask_id) & ~possible.to(z.device)).nonzero()
         if len(stuck):
-            sequence, place = stuck[0].tolist()
+            sequence, position = stuck[0].tolist()
             raise ValueError(
-                f"no token is allowed at place {offset + place} of sequence {int(sequence_ids[sequence])}, which is"
-                " to be written; allow at least one there"
+                f"no token is allowed at the masked position {offset + position} of sequence"
+                f" {int(sequence_ids[sequence])}; allow at least one"
             )
 
 

@@ -48,8 +48,8 @@ class ClassifierFreeGuidance(DenoiserWrapper):
     ) -> Tensor:
         if cache_offset(context) is not None:
             raise ValueError(
-                "classifier-free guidance reads a text with its condition and without it, which have no cache"
-                " in common; sample without a cache"
+                "classifier-free guidance evaluates the model with and without the condition, which cannot share a"
+                " cache; sample without a cache"
             )
         sequence_ids = resolve_sequence_ids(z, sequence_ids)
         validate_shape(z, sequence_ids, None, self.condition.shape, "the positions of the condition")

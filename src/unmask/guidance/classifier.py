@@ -145,6 +145,6 @@ def _validate_scale(scale: float) -> float:
 def _require_no_cache(context: Context) -> None:
     if cache_offset(context) is not None:
         raise ValueError(
-            "a classifier must read the whole text, and a sampler with a cache shows a part of it at a time;"
-            " sample without one"
+            "a classifier must read the whole text, and a sampler with a cache passes a part of it at a time;"
+            " sample without a cache"
         )

@@ -38,8 +38,8 @@ def check_memory(n: object, length: object, max_length: int | None, hidden_size:
     if available is not None and needed > available:
         raise ValueError(
             f"{n:,} {'text' if n == 1 else 'texts'} of {length:,} tokens would need about"
-            f" {_format_bytes(needed)} of memory, and there are {_format_bytes(available)}:"
-            " ask for fewer or shorter texts"
+            f" {_format_bytes(needed)} of memory, and {_format_bytes(available)} are available:"
+            " generate fewer or shorter texts"
         )
 
 

@@ -15,7 +15,7 @@ _OLD_SUFFIX = "-old"
 
 @contextmanager
 def atomic_folder(path: Path, locked: bool) -> Iterator[Path]:
-    """A temporary folder beside `path` that replaces it at the end; after an error it is removed.
+    """A temporary folder next to `path` that replaces it at the end; after an error it is removed.
 
     If this process holds the lock (`locked`, see `file_lock`), temporary folders of killed processes are
     removed, and an old folder that such a process had moved away is restored first.
@@ -45,7 +45,7 @@ def atomic_folder(path: Path, locked: bool) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it at the end; after an error it is removed."""
+    """A temporary file next to `path` that replaces it at the end; after an error it is removed."""
     tmp = path.with_name(f".{path.name}.tmp")
     try:
         yield tmp

@@ -1,9 +1,10 @@
-"""Errors of files and libraries as one sentence."""
+"""Errors of files and libraries as one sentence, and libraries without their log output."""
 
 from __future__ import annotations
 
 import gzip
 import importlib
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,20 @@ from typing import Any, Literal
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; its type if it has none."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
+
+
+@contextmanager
+def silenced_loggers(*names: str) -> Iterator[None]:
+    """Silence loggers of libraries: what went wrong is in the exception."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

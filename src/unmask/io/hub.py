@@ -7,7 +7,6 @@ first, for a few seconds; if it fails, the libraries are switched to their cache
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import re
 import socket
@@ -19,6 +18,8 @@ from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from urllib.parse import urlsplit
+
+from unmask.io.errors import silenced_loggers
 
 HUB_PREFIX = "hub:"
 REPO_ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -48,10 +49,6 @@ def hub_session(name: str) -> Iterator[bool]:
     A local path counts as reachable.
     """
     online = Path(name).exists() or _is_reachable()
-    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
     before = os.environ.get("HF_HUB_OFFLINE")
     modules = [(sys.modules[name], flag) for name, flag in _OFFLINE_FLAGS if name in sys.modules]
     old_values = [getattr(module, flag) for module, flag in modules]
@@ -60,10 +57,9 @@ def hub_session(name: str) -> Iterator[bool]:
         for module, flag in modules:
             setattr(module, flag, True)
     try:
-        yield online
+        with silenced_loggers(*_NOISY_LOGGERS):
+            yield online
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
         if not online:
             _restore_offline_flags(before, modules, old_values)
 

@@ -54,8 +54,8 @@ class NatsEstimator:
         if u is not None:
             masked = _to_mask(recorder.positions, batch.loss_mask)
             nats = nats - CONTROL_VARIATE_BETA * control_variate(u, masked, batch.loss_mask)
-        t = recorder.t[:, : nats.shape[1]]  # of the noisy tokens, where clean ones are read beside them
-        # A step that ends at t stands for the times before it, so a bin has its upper end and not its lower.
+        t = recorder.t[:, : nats.shape[1]]  # of the noisy tokens only, if clean ones are concatenated to them
+        # A step that ends at t covers the times before it, so a bin includes its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
 
     def token_baseline(self, length: int) -> Float64[Tensor, " V"] | None:

@@ -35,7 +35,8 @@ class TextEncoder:
             if self.vocab.mask_id in ids:
                 spelled = self.tokenizer.id_to_token(self.vocab.mask_id)
                 raise ValueError(
-                    f"{text[:40]!r} spells the mask token {spelled}, which is written over; `infill` fills holes"
+                    f"{text[:40]!r} contains the mask token {spelled}, which would be overwritten;"
+                    " use `infill` to fill holes"
                 )
             return ids
         if not all(word.isdecimal() for word in text.split()):

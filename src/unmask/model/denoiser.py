@@ -1,4 +1,4 @@
-"""A backbone read through its objective."""
+"""The denoiser network: a backbone, with the parameterization of its objective."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from unmask.context import Cache, Context
 from unmask.diffusion.categorical import DAMAGED
 from unmask.diffusion.process import Process
 from unmask.objectives import Objective
-from unmask.ops.chunked_head import LogProbRowFn, chunked_head, log_probs_inplace
+from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, prepack
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
-"""Bytes of matrices up to which memory is spent on a second copy."""
+"""Matrices are prepacked, which keeps a second copy, only up to this size in bytes."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that is needed to rebuild a denoiser, but for its weights."""
+    """Everything that is needed to build a denoiser, except its weights."""
 
     vocab: Vocab
     """The token ids."""
     backbone: BackboneConfig
     """The network."""
     objective: Objective
-    """What the network is trained with, and how its logits are read."""
+    """The training loss, with its process and parameterization."""
     condition_on_sigma: bool = False
-    """Whether the network is told -log alpha(t) instead of t, as published weights expect."""
+    """Condition the network on sigma = -log alpha(t) instead of t, as published weights expect."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Objective):
@@ -44,12 +44,12 @@ class ModelConfig:
             raise ValueError(f"the backbone must be a BackboneConfig, as in unmask.DiTConfig(); got {self.backbone!r}")
 
     def build(self) -> Denoiser:
-        """A denoiser with fresh weights."""
+        """A denoiser with newly initialized weights."""
         return Denoiser(self)
 
 
 class Denoiser(nn.Module):
-    """log_x = objective.read(head(encode(z, t)[rows])): the library's side of the seam `Denoise`."""
+    """log_x = objective.log_probs(lm_head(encode(z, t)[positions])): implements `DenoiserLike`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -65,37 +65,37 @@ class Denoiser(nn.Module):
 
     @property
     def vocab(self) -> Vocab:
-        """Which ids there are and which one is the mask."""
+        """The token ids, and which one is the mask."""
         return self.config.vocab
 
     @property
     def objective(self) -> Objective:
-        """What the model is trained with."""
+        """The training loss, with its process and parameterization."""
         return self.config.objective
 
     @property
     def process(self) -> Process:
-        """How text is destroyed."""
+        """The forward process."""
         return self.config.objective.process
 
     @property
     def normalized(self) -> bool:
-        """Whether every line of log_x sums to one."""
+        """Whether every row of log_x sums to one."""
         return self.config.objective.normalized
 
     @property
     def time_independent(self) -> bool:
-        """Whether the answer depends on z alone."""
+        """Whether log_x depends on z only, not on t."""
         return not self.backbone.capabilities.time_conditioned and not self.config.objective.depends_on_alpha
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence the network takes."""
+        """The longest sequence that the network accepts; None if there is no limit."""
         return self.backbone.capabilities.max_length
 
     @property
     def shift_logits(self) -> bool:
-        """Whether a token is predicted where the one before it is read."""
+        """Whether a token is predicted at the position before it."""
         return self.backbone.capabilities.shift_logits
 
     def forward(
@@ -110,8 +110,8 @@ class Denoiser(nn.Module):
     ) -> Tensor:
         """log_x [N, V] at the queried positions of z [B, L] with times t [B, 1 or L], or `row_fn` of its rows.
 
-        Shapes are checked always, values of tokens and times on a CPU only: elsewhere, the call would have to
-        wait for the device, and they are checked where they enter the library.
+        Shapes are always checked, values of tokens and times on a CPU only: on other devices the check would
+        synchronize, and values are checked where they enter the library.
         """
         self._validate_shapes(z, t, positions, context)
         self._validate_values(z, t)
@@ -126,19 +126,19 @@ class Denoiser(nn.Module):
         if row_fn is None:
             rows = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
         else:
-            rows = self._apply_head(hidden, LogProbRowFn(self.objective, alpha, self.vocab, row_fn))
+            rows = self._apply_head(hidden, LogitsRowFn(self.objective, alpha, self.vocab, row_fn))
         if not self.training:  # the training loop checks the loss itself, and skips the step
             self._check_finite(self._damaged(rows, row_fn))
         return rows
 
-    def _apply_head(self, hidden: Float[Tensor, "N width"], row_fn: LogProbRowFn) -> Shaped[Tensor, " N *values"]:
+    def _apply_head(self, hidden: Float[Tensor, "N width"], row_fn: LogitsRowFn) -> Shaped[Tensor, " N *values"]:
         head = self.backbone.lm_head
         if self.backbone.has_plain_head:
             return chunked_head(hidden, head.weight, head.bias, row_fn)
         return row_fn(self.backbone.compute_logits(hidden), slice(0, len(hidden)))
 
     def new_cache(self) -> Cache:
-        """An empty cache of the network's kind."""
+        """An empty cache, as the backbone makes it."""
         return self.backbone.new_cache()
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -155,7 +155,7 @@ class Denoiser(nn.Module):
         return (values[:, 0] if row_fn is None and self.objective.is_softmax else values).isnan()
 
     def _sameness(self, z: Tokens, t: Times, context: Context) -> tuple[Tensor, ...]:
-        """Whether all sequences are the same (boolean scalars), if such sequences may be read once."""
+        """Boolean scalars: whether all sequences are equal, in calls where equal sequences may be encoded once."""
         if len(z) == 1 or self.training or torch.is_grad_enabled() or not context.is_empty:
             return ()
         same_text = (z == z[:1]).all()
@@ -169,14 +169,14 @@ class Denoiser(nn.Module):
         context: Context,
         read_once: bool,
     ) -> Float[Tensor, "N width"]:
-        """Hidden states [N, width]. Sequences that are all the same, as before the first step, are read once."""
+        """Hidden states [N, width]. If all sequences are equal, as before the first step, one is encoded."""
         backbone = self.backbone
         if not read_once:
             return backbone.encode(backbone.embed(z), time_input, queries, context)
         return backbone.encode(backbone.embed(z[:1]), time_input[:1])[0, queries[1]]
 
     def _check_finite(self, damaged: Tensor) -> None:
-        """Refuse NaN: on a CPU at once, elsewhere in `raise_if_nonfinite`, so that no call waits for the device."""
+        """Raise on NaN: on a CPU at once, elsewhere later in `raise_if_nonfinite`, so that no call synchronizes."""
         has_nan = damaged.any()
         if has_nan.device.type != "cpu":
             self._has_nan = has_nan if self._has_nan is None else self._has_nan | has_nan
@@ -184,29 +184,29 @@ class Denoiser(nn.Module):
             raise NonFiniteError(DAMAGED)
 
     def raise_if_nonfinite(self) -> None:
-        """Refuse the results of earlier calls if any of their log-probabilities was NaN."""
+        """Raise NonFiniteError if a log-probability of an earlier call was NaN."""
         has_nan, self._has_nan = self._has_nan, None
         if has_nan is not None and bool(has_nan):
             raise NonFiniteError(DAMAGED)
 
     def to_bf16(self) -> None:
-        """From now on compute hidden states with products of bfloat16 numbers, the logits as before.
+        """From now on compute hidden states with bfloat16 matrix products.
 
-        The matrices are rounded once and for all: half the memory, and on machines with such instructions
-        about half the time. Sums between layers, norms, the head and the choice of tokens stay in float32.
+        The matrices are converted in place: half the memory, and on machines with bfloat16 instructions about half
+        the time. The residual stream, norms, the head and sampling stay in float32.
         """
         if any(".parametrizations." in name for name, _ in self.named_parameters()):
-            raise ValueError("this network has low-rank differences that are not merged yet")
+            raise ValueError("a network with LoRA layers cannot be converted to bfloat16; merge them first")
         self.use_bf16 = True
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear) and module is not self.backbone.lm_head:
                 module.weight.data = module.weight.data.bfloat16()
 
     def prepack(self) -> None:
-        """From now on, keep the matrices a second time, in the order in which products read them fastest.
+        """Keep a second copy of the matrices, in the layout that matrix products read fastest.
 
-        Nothing else changes. A network of more than _MAX_PREPACK_BYTES bytes stays as it is, and so do devices whose
-        products do not gain.
+        Results do not change. Networks of more than `_MAX_PREPACK_BYTES` and devices that do not gain are left as they
+        are.
         """
         layers = [module for module in self.backbone.modules() if isinstance(module, Linear)]
         weights = {layer.weight for layer in (*layers, self.backbone.lm_head)}
@@ -218,7 +218,7 @@ class Denoiser(nn.Module):
         return self.process.sigma(t) if self.config.condition_on_sigma else t
 
     def _alpha(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B #L"], positions: Positions) -> Float[Tensor, "N 1"]:
-        """alpha(t) [N, 1] at masked rows; a visible row is read as the decoder of z_0 reads it: 0."""
+        """alpha(t) [N, 1] at masked positions; 0 at unmasked ones, as in the reconstruction term."""
         positions = (positions[0], positions[1]) if isinstance(positions, Queries) else positions
         alpha = self.process.alpha(t).expand(z.shape)[positions]
         return torch.where(z[positions] == self.vocab.mask_id, alpha, 0)[:, None]
@@ -231,10 +231,10 @@ class Denoiser(nn.Module):
                 f"positions must be booleans of the tokens' shape {list(z.shape)};"
                 f" got {positions.dtype} {list(positions.shape)}"
             )
-        # A token that is read twice, noisy and clean, is one token of the text.
+        # With attention stages a token may be read twice, noisy and clean; it counts once.
         length = z.shape[1] if context.stages is None else context.stages.num_positions
         if self.max_length is not None and length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}")
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's maximum of {self.max_length}")
         if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
             raise ValueError(f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}")
         self.backbone.require(context)
@@ -248,7 +248,7 @@ class Denoiser(nn.Module):
 
 
 def _holds(condition: Tensor) -> bool:
-    """Whether a boolean scalar is true. Only a CPU is asked; on other devices it would have to be waited for."""
+    """Whether a boolean scalar is true; always True on devices other than a CPU, where reading it would synchronize."""
     if condition.device.type != "cpu":
         return True
     try:

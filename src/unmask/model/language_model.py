@@ -171,7 +171,7 @@ class LanguageModel:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""
         length = self.denoiser.max_length if length is None else length
         if length is None:
-            raise ValueError("this model has no longest length; say how many tokens to write with length=")
+            raise ValueError("this model has no maximum length; pass length=, the number of tokens")
         self.check_memory(n, length)
         return blank_canvas(n, length, self.vocab.mask_id, self._encoder.encode(prompt))
 
@@ -336,7 +336,9 @@ class LanguageModel:
         texts = [texts] if isinstance(texts, str) else texts
         prompts = [prompts] if isinstance(prompts, str) else [""] * len(texts) if prompts is None else prompts
         if len(prompts) != len(texts):
-            raise ValueError(f"every text needs a prompt of its own; got {len(texts)} texts and {len(prompts)} prompts")
+            raise ValueError(
+                f"there must be one prompt for each text; got {len(texts)} texts and {len(prompts)} prompts"
+            )
         if not len(texts):
             raise ValueError("there are no texts to score")
         _validate_seed(seed)

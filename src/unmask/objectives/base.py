@@ -101,7 +101,9 @@ class MaskedObjective(Objective):
                 f"a schedule must be one of unmask.diffusion.schedule's, as in Cosine(); got {self.schedule!r}"
             )
         if self.exact_mask_counts and self.depends_on_alpha:
-            raise ValueError("exact_mask_counts needs an objective that does not read alpha: MDLM or SEDD")
+            raise ValueError(
+                "exact_mask_counts needs an objective whose parameterization does not depend on alpha: MDLM or SEDD"
+            )
 
     @property
     def process(self) -> Masking | BlockMasking:
@@ -136,18 +138,18 @@ class MaskedObjective(Objective):
     def level_of(
         self, denoiser: DenoiserLike, noise: Noise, loss_mask: Bool[Tensor, "B L"]
     ) -> tuple[NoiseLevel, Float[Tensor, "B L"]]:
-        """The level and the uniform numbers that `noise` stands for."""
+        """The noise level and the uniform numbers of `noise`."""
         if not self.exact_mask_counts:
             level, uniform = self.noise_level(noise.u), noise.uniform
         elif denoiser.time_independent:
             level = fixed_count_level(self.schedule, noise.u, loss_mask)
             uniform = rank_uniform(noise.uniform, loss_mask)
         else:
-            raise ValueError("exact_mask_counts needs a network that is not told the time")
+            raise ValueError("exact_mask_counts needs a network that is not conditioned on time")
         return level._replace(weight=level.weight * noise.importance), uniform
 
     def noise_level(self, u: Float64[Tensor, " B #L"]) -> NoiseLevel:
-        """The noise level that u in [0, 1) stands for."""
+        """The noise level of u in [0, 1)."""
         return continuous_level(self.schedule, u)
 
     def row_fn(self, x: Tensor, level: NoiseLevel, positions: Queries) -> RowFn:

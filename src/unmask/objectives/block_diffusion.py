@@ -87,7 +87,7 @@ class BlockDiffusion(MaskedObjective):
         positions: Queries,
         row_fn: RowFn,
     ) -> Float[Tensor, " N"]:
-        """Query the noisy text beside the clean one, whose time is 0."""
+        """Query the noisy text, concatenated with the clean one, whose time is 0."""
         stages = AttentionStages.two_stream(z.shape[1], self.block_size, z.device)
         clean = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, denoiser.vocab.mask_id)
         return denoiser(

@@ -55,12 +55,12 @@ class _LogitsFn(Protocol):
         """Values [n] for logits [n, V], which are the rows `indices` of all rows."""
         ...
 
-    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> ValueAndGrad:
+    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> _ValueAndGrad:
         """The same values, with their gradients."""
         ...
 
 
-class ValueAndGrad(NamedTuple):
+class _ValueAndGrad(NamedTuple):
     """Values [n] of n rows, with d values[i] / d logits[i] = scale[i] * grad_logits[i] [V]."""
 
     values: Float[Tensor, " N"]
@@ -104,7 +104,9 @@ class WeightedNLL:
     """The row function -weight * log_x[x], for tokens x [N] and weights [N] of all rows."""
 
     x: Int[Tensor, " N"]
+    """int64 [N]: the clean tokens."""
     weight: Float[Tensor, " N"]
+    """[N]: the loss weights."""
 
     def __call__(self, log_x: LogX, indices: slice | Tensor) -> Float[Tensor, " N"]:
         nll = -log_x.gather(-1, self.x[indices, None])[:, 0]
@@ -117,28 +119,35 @@ class WeightedNLL:
 
 
 @dataclass(frozen=True)
-class LogProbRowFn:
-    """`row_fn` of log_x = objective.log_probs(logits, alpha), as a function of the logits."""
+class LogitsRowFn:
+    """A row function, which takes log_x, as the function of logits that `chunked_head` takes.
+
+    It is row_fn(objective.log_probs(logits, alpha)), with a gradient.
+    """
 
     objective: _LogProbs
+    """How logits become log_x."""
     alpha: Float[Tensor, "N 1"]
+    """[N, 1]: the probability that a token is not masked."""
     vocab: Vocab
+    """The token ids."""
     row_fn: RowFn
+    """The function of log_x."""
 
     def __call__(self, logits: Float[Tensor, "N V"], indices: slice) -> Shaped[Tensor, " N *values"]:
         return self.row_fn(log_probs_inplace(self.objective, logits, self.alpha[indices], self.vocab), indices)
 
-    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> ValueAndGrad:
+    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> _ValueAndGrad:
         """In closed form for a weighted NLL of a log-softmax; by autograd otherwise."""
         if self.objective.is_softmax and isinstance(self.row_fn, WeightedNLL):
             nll = _nll_and_grad_(logits, self.row_fn.x[indices], self.vocab)
             scale = self.row_fn.weight[indices].to(nll)
-            return ValueAndGrad(scale * nll, logits, scale)
+            return _ValueAndGrad(scale * nll, logits, scale)
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
             values = self(leaf, indices)
         (grad_logits,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
-        return ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values))
+        return _ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values))
 
 
 def log_probs_inplace(

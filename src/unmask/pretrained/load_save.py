@@ -117,7 +117,7 @@ def _check_has_tokenizer(required: bool, tokenizer: BaseTokenizer | None, path: 
     if required and tokenizer is None:
         raise ValueError(
             f"the model {path.name} has no tokenizer.json, and a server reads and writes text:"
-            " put the tokenizer of its training beside the weights"
+            " put the tokenizer.json that it was trained with into its folder"
         )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from unmask.backbones.hf import HFBackboneConfig
 from unmask.config import to_json
 from unmask.diffusion.process import BlockMasking, LeftToRight
 from unmask.io.atomic import atomic_file
+from unmask.io.errors import silenced_loggers
 from unmask.model import Denoiser, LanguageModel
 from unmask.types import LogX, Times, Tokens
 
@@ -36,7 +36,7 @@ _MAX_WEIGHT_BYTES = 2**31 - 2**24
 
 
 class _DenseModel(nn.Module):
-    """A denoiser asked at all rows: log_x [B, L, V].
+    """A denoiser evaluated at all positions: log_x [B, L, V].
 
     It is `Denoiser.forward` without the checks, which look at values; a graph knows only shapes.
     """
@@ -118,7 +118,7 @@ def _export_graph(denoiser: Denoiser, metadata: dict[str, str]) -> bytes:
         raise ValueError("ONNX export needs the extra onnx: pip install 'unmask[onnx]'") from None
     dense = _DenseModel(copy.deepcopy(denoiser).float().cpu()).eval().requires_grad_(False)
     try:
-        with _silence_loggers():
+        with _silenced_exporter():
             program = torch.onnx.export(dense, (), **_example_inputs(denoiser), dynamo=True, verbose=False)
     except Exception as error:  # many types, with long messages for developers of torch
         reason = " ".join(str(error.__cause__ or error).split())[:200]
@@ -162,14 +162,9 @@ def _strip_metadata(graph: Any) -> None:
 
 
 @contextmanager
-def _silence_loggers() -> Iterator[None]:
+def _silenced_exporter() -> Iterator[None]:
     """Silence the output and warnings of torch's exporter."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
-            yield
-    finally:
-        log.setLevel(level)
+    quiet = silenced_loggers("torch.onnx")
+    with quiet, redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        yield

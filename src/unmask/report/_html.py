@@ -50,7 +50,7 @@ def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
 <body>
 <main>
 {body}
-<footer>All numbers of this page are in report.json, and all plots are PNG files beside it.</footer>
+<footer>All numbers of this page are in report.json, and all plots are PNG files in the same folder.</footer>
 </main>
 <script>{script}</script>
 </body>

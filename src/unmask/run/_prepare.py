@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unmask.config import from_json
-from unmask.data.corpus import Corpus, ProgressFn, is_corpus, prepare, stale_reasons
+from unmask.data.corpus import Corpus, is_corpus, prepare, stale_reasons
 from unmask.data.tokenizers import BaseTokenizer, get_tokenizer, is_external
 from unmask.experiment import Experiment
 from unmask.model import LanguageModel
@@ -11,6 +11,7 @@ from unmask.pretrained import load
 from unmask.pretrained.state_dict import list_weight_files
 from unmask.registry import kind_of
 from unmask.training.run_folder import RunFolder, diff_settings
+from unmask.types import ProgressFn
 
 
 def prepare_corpus(
@@ -87,13 +88,13 @@ def load_init_model(experiment: Experiment, run: RunFolder) -> LanguageModel | N
     """Refuse what can be seen to be wrong before anything is written; the model to start from, if any."""
     folder = run.path
     if not experiment.sources:
-        raise ValueError("an experiment needs text to learn: name it as sources")
+        raise ValueError("an experiment needs text: name it as sources")
     if experiment.init_from == "":
-        raise ValueError("this experiment goes on from a model: name it as init_from")
+        raise ValueError("this experiment fine-tunes a model: name it as init_from")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose another folder for the run")
     if (folder / "config.json").exists() and list_weight_files(folder):
-        raise ValueError(f"{folder} is the folder of a model; choose another one for the run")
+        raise ValueError(f"{folder} is a model folder; choose another folder for the run")
     if is_corpus(folder):
         raise ValueError(f"{folder} is a prepared corpus; choose another folder for the run")
     if experiment.init_from is None:

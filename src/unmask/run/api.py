@@ -37,7 +37,7 @@ def train(
     """
     with TemporaryDirectory() as temporary, init_distributed() as distributed:
         if folder is None and distributed.world_size > 1:
-            raise ValueError("several processes need a folder that all of them see: name one as folder")
+            raise ValueError("several processes need a shared folder: pass folder=")
         run = RunFolder(Path(folder or temporary), distributed)
         experiment = _experiment(model, texts, run)
         experiment = replace(experiment, training=replace(experiment.training, **training))

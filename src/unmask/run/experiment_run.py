@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from unmask.config import external_kinds, to_json
-from unmask.data.corpus import Corpus, ProgressFn
+from unmask.data.corpus import Corpus
 from unmask.data.loader import Loader
 from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
@@ -26,6 +26,7 @@ from unmask.training.logger import TrainingLogger
 from unmask.training.loop import train as run_training_loop
 from unmask.training.run_folder import RunFolder
 from unmask.training.trainer import Trainer
+from unmask.types import ProgressFn
 
 
 def run_experiment(

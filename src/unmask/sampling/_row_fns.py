@@ -15,12 +15,12 @@ from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
-from unmask.diffusion.denoiser import BatchableRowFn
+from unmask.diffusion.denoiser import MergeableRowFn
 from unmask.types import LogX
 
 
 @dataclass(frozen=True)
-class DrawTokens(BatchableRowFn):
+class DrawTokens(MergeableRowFn):
     """Draws a token for each query; -1 where log_x is damaged, which the denoiser reports."""
 
     params: SamplingParams
@@ -51,7 +51,7 @@ class ConfidenceMeasure(Protocol):
 
 
 @dataclass(frozen=True)
-class DrawWithConfidence(BatchableRowFn):
+class DrawWithConfidence(MergeableRowFn):
     """Draws a token for each query, and scores it."""
 
     draw_tokens: DrawTokens

@@ -69,7 +69,7 @@ def require_process(
     if not isinstance(process, (process_type, *others)):
         raise ValueError(
             f"this sampler is for {process_type.title}, and the model was trained for {process.title}:"
-            " take the default sampler, which fits"
+            " use the default sampler"
         )
     return cast("_ProcessT | _OtherT", process)
 

@@ -55,7 +55,7 @@ class SemiAutoregressive(Sampler):
         length = canvas.tokens.shape[1]
         window = self.window or denoiser.max_length or length
         if denoiser.max_length is not None and window > denoiser.max_length:
-            raise ValueError(f"a window of {window} tokens is longer than the model's {denoiser.max_length}")
+            raise ValueError(f"a window of {window} tokens is longer than the model's maximum of {denoiser.max_length}")
         if window < length and window <= self.stride:
             raise ValueError(
                 f"stride {self.stride} must be below the model's window of {window} tokens,"

@@ -115,7 +115,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         if self._is_responding:
-            self.cycle.disconnected = True  # tells the application that the client is gone
+            self.cycle.disconnected = True  # the application sees that the client has disconnected
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = ErrorResponse.make(message).model_dump_json().encode()
             headers = [

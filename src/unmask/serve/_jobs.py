@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.context import Context
-from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
+from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper, MergeableRowFn
 from unmask.guidance import GuidanceFn
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
@@ -98,10 +98,10 @@ def scoring_job(model: LanguageModel, ids: Sequence[int], draws: int, seed: int)
 
 
 @dataclass(eq=False)
-class _RecordingRowFn(BatchableRowFn):
+class _RecordingRowFn(MergeableRowFn):
     """Applies another row function, if there is one, and records the rows of log_x."""
 
-    row_fn: BatchableRowFn | None
+    row_fn: MergeableRowFn | None
     log_x: LogX | None = None
 
     def __call__(self, log_x: LogX, indices: slice | Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class _RecordingDenoiser(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        batchable = row_fn if isinstance(row_fn, BatchableRowFn) else None
+        batchable = row_fn if isinstance(row_fn, MergeableRowFn) else None
         recorder = _RecordingRowFn(batchable)
         output = self.denoiser(z, t, positions, context, row_fn=recorder, sequence_ids=sequence_ids)
         self._log_x = recorder.log_x

@@ -1,8 +1,8 @@
 """Continuous batching at step granularity: concurrent samplers share forward passes.
 
 Samplers and likelihood estimators call a denoiser and wait for its output. Here each of them runs in a
-greenlet, and its denoiser hands the call to the scheduler that runs the greenlet. So code that knows nothing
-of batching joins and leaves batches between any two calls.
+greenlet, and its denoiser hands the call to the scheduler that runs the greenlet. So samplers need no
+code for batching, and join and leave batches between any two calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
 from unmask.context import Context
-from unmask.diffusion.denoiser import BatchableRowFn, DenoiserLike, DenoiserWrapper
+from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper, MergeableRowFn
 from unmask.guidance.regex.limits import YIELD_HOOK
 from unmask.types import Positions, RowFn, Times, Tokens
 
@@ -151,7 +151,7 @@ def run_batch(denoiser: DenoiserLike, calls: Sequence[ForwardCall]) -> list[Tens
 
     Row functions with the same `batch_key` are merged and evaluated together.
     """
-    if len(calls) == 1 and not isinstance(calls[0].row_fn, BatchableRowFn):
+    if len(calls) == 1 and not isinstance(calls[0].row_fn, MergeableRowFn):
         (one,) = calls
         return [denoiser(one.z, one.t, one.positions, context=one.context, row_fn=one.row_fn)]
     groups = _group_by_key(calls, _MAX_ROW_FN_LOGITS // denoiser.vocab.size)
@@ -168,7 +168,7 @@ def _group_by_key(calls: Sequence[ForwardCall], max_queries: int) -> list[list[i
     groups: list[list[int]] = []
     growing: dict[Hashable, tuple[list[int], int]] = {}
     for index, call in enumerate(calls):
-        key = call.row_fn.batch_key if isinstance(call.row_fn, BatchableRowFn) else index
+        key = call.row_fn.batch_key if isinstance(call.row_fn, MergeableRowFn) else index
         group, num_queries = growing.get(key, ([], 0))
         if not group or num_queries + call.num_queries > max_queries:
             group, num_queries = [], 0
@@ -185,7 +185,7 @@ def _apply_row_fn(calls: Sequence[ForwardCall], log_x: Tensor) -> Sequence[Tenso
         return [log_x]
     sizes = [call.num_queries for call in calls]
     if others:
-        assert isinstance(first, BatchableRowFn)
+        assert isinstance(first, MergeableRowFn)
         first = first.merge(others, sizes)
     return torch.split(first(log_x, slice(None)), sizes)
 

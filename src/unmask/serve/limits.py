@@ -29,7 +29,7 @@ class Limits:
     steps: int = 4096
     """Steps of a sampler."""
     alternatives: int = 20
-    """Most probable tokens listed beside a generated one."""
+    """Most probable tokens listed with a generated one."""
     draws: int = 1024
     """Random maskings of a scored text."""
     body_bytes: int = 1_000_000

@@ -1,8 +1,8 @@
-"""Checkpoints that survive anything: a fresh folder, fsynced, checksummed, then renamed.
+"""Crash-safe checkpoints: a new folder is written, fsynced, checksummed, then renamed.
 
 `step-00001200/` holds distributed-checkpoint files of the run's tensors (each rank writes its part, any
 number of ranks can read them), `state.json` for numbers, and, written last, `manifest.json` with the
-SHA-256 of every file. A folder without a true manifest does not count. The tensors' metadata is a
+SHA-256 of every file. A folder without a valid manifest is ignored. The tensors' metadata is a
 pickle of torch's: it is the run's private state, never something to share (export makes that).
 """
 
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from unmask.distributed import Distributed
 from unmask.io.atomic import fsync
 from unmask.io.checksums import sha256_of_file
+from unmask.io.errors import first_line
 
 _MANIFEST_FILE, _STATE_FILE = "manifest.json", "state.json"
 _DCP_METADATA_FILE, _DCP_SUFFIX, _WRITING_SUFFIX = ".metadata", ".distcp", ".writing"
@@ -79,7 +80,7 @@ class CheckpointStore:
             with _single_process(self.distributed) as no_dist:
                 dcp_load(tensors, checkpoint_id=path, no_dist=no_dist)
         except CheckpointException as error:
-            raise ValueError(f"{path} does not hold what this run needs: {_root_cause(error)}") from None
+            raise ValueError(f"{path} does not hold what this run needs: {first_line(_root_cause(error))}") from None
         state: dict[str, Any] = json.loads((path / _STATE_FILE).read_text(encoding="utf-8"))
         return state
 
@@ -154,7 +155,7 @@ class CheckpointStore:
             cause = _root_cause(error)
             if isinstance(cause, OSError) and cause.errno is not None:
                 raise OSError(cause.errno, cause.strerror, str(final)) from None
-            raise OSError(f"{final} could not be written: {cause}") from None
+            raise OSError(f"{final} could not be written: {first_line(cause)}") from None
         self.distributed.barrier()
 
 

@@ -2,7 +2,7 @@
 
 from unmask.data.corpus._manifest import PrepareConfig
 from unmask.data.corpus._token_files import Split
-from unmask.data.corpus.build import TRAIN_SPLIT, VALID_SPLIT, ProgressFn
+from unmask.data.corpus.build import TRAIN_SPLIT, VALID_SPLIT
 from unmask.data.corpus.corpus import Corpus, is_corpus
 from unmask.data.corpus.prepare_corpus import prepare, stale_reasons
 from unmask.data.corpus.text_stats import TextStats
@@ -12,7 +12,6 @@ __all__ = [
     "VALID_SPLIT",
     "Corpus",
     "PrepareConfig",
-    "ProgressFn",
     "Split",
     "TextStats",
     "is_corpus",

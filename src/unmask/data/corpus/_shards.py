@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from unmask.data.corpus._manifest import MANIFEST_FILE, Manifest
 from unmask.data.corpus._token_files import ArrayWriter, FileRecord, IntArray, SplitRecord
-from unmask.data.corpus.build import TOKENIZER_FILE, CorpusBuild, ProgressFn
+from unmask.data.corpus.build import TOKENIZER_FILE, CorpusBuild
 from unmask.data.corpus.corpus import Corpus
 from unmask.data.corpus.text_stats import TextStats
 from unmask.data.tokenizers import UnknownStats
 from unmask.io.atomic import atomic_file, atomic_folder
 from unmask.io.locks import file_lock
+
+if TYPE_CHECKING:
+    from unmask.types import ProgressFn
 
 _SHARD_FOLDER = re.compile(r"shard-(\d+)-of-(\d+)")
 _MERGE_CHUNK_SIZE = 1 << 20
@@ -62,9 +66,9 @@ def _check_shards(path: Path, n: int) -> None:
         raise ValueError(f"{path} is a file; choose another folder")
     others = {count for count, _ in find_shards(path)} - {n}
     if others:
-        raise ValueError(f"{path} holds parts of {max(others)}; remove them or choose another folder")
+        raise ValueError(f"{path} holds {max(others)} shards, not {n}; remove them or choose another folder")
     if not find_shards(path) and (path / MANIFEST_FILE).exists():
-        raise ValueError(f"{path} holds a corpus that was not prepared in parts; remove it or choose another folder")
+        raise ValueError(f"{path} holds a corpus that was not prepared in shards; remove it or choose another folder")
 
 
 def _open_if_merged(build: CorpusBuild, path: Path, folders: list[Path]) -> Corpus | None:

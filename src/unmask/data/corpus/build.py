@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from unmask.data.readers.sources import Sources
 from unmask.data.tokenizers import MIN_BPE_VOCAB_SIZE, BaseTokenizer, TokenIds, Tokenizer, UnknownStats, get_tokenizer
 from unmask.registry import AllowCode, kind_of
 
+if TYPE_CHECKING:
+    from unmask.types import ProgressFn
+
 TOKENIZER_FILE = "tokenizer.json"
 TRAIN_SPLIT, VALID_SPLIT = "train", "valid"
 
@@ -36,9 +39,6 @@ _MAX_BPE_CHARS, _BPE_CHARS_PER_TOKEN = 64 << 20, 1 << 10
 
 _ROUND_TRIP_CHARS = 4096
 """Characters that are encoded and decoded, to check that the tokenizer keeps a text as it is."""
-
-ProgressFn: TypeAlias = Callable[[int], None]
-"""Called with the bytes of text done so far."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class CorpusBuild:
         else:
             known = tokenizer
         if config.source.pair_format is not None and known is not None and known.eos_id is None:
-            raise ValueError(f"the tokenizer {name} has no id that ends a text, which pairs need")
+            raise ValueError(f"the tokenizer {name} has no end-of-text token, which prompt-completion pairs need")
         records = tuple(SourceRecord(name, sources.fingerprints[name]) for name in sources.names)
         return cls(sources, records, name, known, bpe_vocab_size, config)
 

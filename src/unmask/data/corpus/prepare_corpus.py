@@ -6,16 +6,20 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unmask.data.corpus._manifest import Manifest, PrepareConfig
 from unmask.data.corpus._shards import find_shards, open_if_matching, prepare_shard
-from unmask.data.corpus.build import CorpusBuild, ProgressFn
+from unmask.data.corpus.build import CorpusBuild
 from unmask.data.corpus.corpus import Corpus
 from unmask.data.readers import Sources
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.io.atomic import atomic_folder
 from unmask.io.errors import os_errors_as_value_error
 from unmask.io.locks import file_lock
+
+if TYPE_CHECKING:
+    from unmask.types import ProgressFn
 
 _CORPUS_FILES = re.compile(
     r"(train|valid)(-\d{5,}|\.document_ends|\.prompt_lengths)\.bin|tokenizer\.json|manifest\.json"
@@ -85,7 +89,7 @@ def _check_replaceable(path: Path) -> None:
     if not path.is_dir():
         raise ValueError(f"{path} is a file; choose another folder")
     if find_shards(path):
-        raise ValueError(f"{path} holds a corpus in parts; remove it or choose another folder")
+        raise ValueError(f"{path} holds a corpus in shards; remove it or choose another folder")
     foreign = next((entry.name for entry in path.iterdir() if not _CORPUS_FILES.fullmatch(entry.name)), None)
     if foreign is not None:
         raise ValueError(f"{path} holds {foreign}, which is not of a corpus; choose another folder")

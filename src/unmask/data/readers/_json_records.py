@@ -80,7 +80,7 @@ class _ListParser:
             sign = self._peek()
         self._position += 1
         if self._peek():
-            raise ValueError(f"{self._source} is not valid JSON: it goes on after the end of its list")
+            raise ValueError(f"{self._source} is not valid JSON: there is text after the end of its list")
 
     def _peek(self) -> str:
         """The next character that is not white space; empty at the end."""

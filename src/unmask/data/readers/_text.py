@@ -120,13 +120,13 @@ def validate_text(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where} has {type(value).__name__} in {field!r} where a text is expected")
     if "\0" in value:  # NUL ends documents of the byte tokenizer
-        raise ValueError(f"{where} has a NUL character in its text; a text has none")
+        raise ValueError(f"{where} has a NUL character in its text; remove it")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise ValueError(f"{where} has {half!r} in its text, which is half a character") from None
+            raise ValueError(f"{where} has {half!r} in its text, which is half a surrogate pair") from None
     return value
 
 
@@ -143,7 +143,7 @@ def validate_encoding(name: str) -> None:
         b"a".decode(name, "replace")  # raises for codecs that are not of text, such as base64
     except (LookupError, ValueError):
         raise ValueError(
-            f"there is no encoding {name!r}; others than {DEFAULT_ENCODING} are latin-1, cp1252, utf-16 and so on"
+            f"there is no encoding {name!r}; examples are {DEFAULT_ENCODING}, latin-1, cp1252 and utf-16"
         ) from None
     if known.incrementaldecoder is None:
         raise ValueError(f"the encoding {name!r} cannot be read in parts; choose another one")

@@ -39,7 +39,7 @@ class SourceConfig:
         validate_encoding(self.encoding)
         delimiter = self.delimiter
         if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
-            raise ValueError(f"a delimiter is one character, as ; or a tab; got {delimiter!r}")
+            raise ValueError(f"a delimiter must be one character, such as ; or a tab; got {delimiter!r}")
 
     @property
     def record_format(self) -> RecordFormat:

@@ -1,4 +1,4 @@
-"""Files on disk: which ones a path stands for, their format, and opening them."""
+"""Files on disk: finding those of a path, their format, and opening them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Sources:
         return tuple(line for name in self.names for line in _parse_source(name).file_stats())
 
     def text_bytes(self) -> int | None:
-        """Bytes of text if file sizes tell: None if any source is zipped, a table or from the hub."""
+        """Bytes of text, from file sizes; None if any source is compressed, a table or from the hub."""
         sizes = [_parse_source(name).text_bytes() for name in self.names]
         return sum(size for size in sizes if size is not None) if None not in sizes else None
 

@@ -131,7 +131,7 @@ def _find_columns(row: list[str], options: ColumnOptions, source: str) -> tuple[
     others = [sign for sign in ";\t,|" if len(row) == 1 and missing and missing[0] in row[0].split(sign)]
     if others:
         name = "tab" if others[0] == "\t" else others[0]
-        raise ValueError(f"{source} is separated by {name!r}: say so with --delimiter {name!r}")
+        raise ValueError(f"{source} seems to be separated by {name!r}: use --delimiter {name!r}")
     raise ValueError(
         f"{source} has no column {_format_missing(options, row)}; its first line has {format_names(row)}"
         " (for a file without a header, give the column's number)"

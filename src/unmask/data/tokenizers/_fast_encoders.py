@@ -53,7 +53,7 @@ class ByteEncoder:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError as error:
             char = error.object[error.start]
-            raise ValueError(f"{char!r} is half a character and has no bytes") from None
+            raise ValueError(f"{char!r} is half a surrogate pair and has no UTF-8 bytes") from None
         ids = np.frombuffer(b"".join(encoded), np.uint8).astype(dtype)
         return _split_ids(ids, [len(data) for data in encoded])
 

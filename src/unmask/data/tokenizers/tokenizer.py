@@ -95,7 +95,7 @@ class Tokenizer(BaseTokenizer):
         except Exception as error:
             reason = first_line(error) if online else UNREACHABLE_MESSAGE
             raise ValueError(
-                f"the tokenizer {name!r} is neither a folder nor to be had from the hub: {reason}"
+                f"the tokenizer {name!r} is neither a folder nor available from the hub: {reason}"
             ) from None
 
     @cached_property
@@ -235,7 +235,7 @@ class Tokenizer(BaseTokenizer):
         counts: Counter[str] = Counter()
         unk_token = self.unk_token or ""
         unk_id = self.backend.token_to_id(unk_token) if unk_token else -1
-        # A BPE without an unknown token drops unknown characters, and its offsets do not tell where.
+        # A BPE without an unknown token drops unknown characters, and its offsets do not show where.
         drops_unknown = isinstance(self.backend.model, models.BPE) and not unk_token
         alphabet = set("".join(self.backend.get_vocab())) if drops_unknown else None
         for text, encoding in zip(texts, encodings, strict=True):

@@ -1,4 +1,4 @@
-"""Backward messages: the probability of all texts of a hole that match a pattern, from each state on."""
+"""Backward messages: the total probability of all accepted continuations of a hole, from each state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unmask.guidance.regex.token_dfa import BoolArray, IntArray, TokenDFA
 LogWeights: TypeAlias = NDArray[np.float64]
 
 Transitions: TypeAlias = tuple[IntArray, ...]
-"""For each queried position [n, K]: the node of the next position that a class of tokens leads to from each of
-n nodes; -1 if nothing that follows can match."""
+"""For each queried position, [n, K]: the node of the next queried position that each token class leads to from each
+of n nodes; -1 if no continuation is accepted."""
 
 QUERIED, FREE = -1, -2
 """The content of a position that is queried, or masked and not queried; otherwise it is the class of its token."""
@@ -24,14 +24,14 @@ QUERIED, FREE = -1, -2
 _MAX_CHUNK_SCORES = 1 << 20
 _MAX_SET_ENTRIES = 1 << 27
 MAX_MESSAGE_WORK = 1 << 24
-"""Terms of the sums of one call for one text: a few tenths of a second."""
+"""Terms summed in one call for one text: a few tenths of a second."""
 
 
 def transition_plan(dfa: TokenDFA, state: int, content: tuple[int, ...]) -> Transitions:
     """The transitions at the queried positions of a hole.
 
-    A node is a set of states: those that the free positions before it allow. States from which the rest of the hole
-    cannot be accepted are dropped, so a node stands for: this can still match.
+    A node is the set of states that are reachable before a queried position, over all tokens of free positions before
+    it. States from which the rest of the hole cannot be accepted are dropped.
     """
     return _PLAN_CACHE.get_or_build(
         (dfa, state, content),
@@ -46,37 +46,36 @@ _PLAN_CACHE = LRUCache[Transitions](1 << 26)
 def _build_plan(dfa: TokenDFA, initial_state: int, content: tuple[int, ...], budget: WorkBudget) -> Transitions:
     can = _can_accept(dfa, content, budget)
     if not can[0][initial_state]:
-        raise ValueError(f"what is written in a hole leaves no text that matches {dfa.pattern!r}")
-    nodes: IntArray | BoolArray = np.array(
-        [initial_state]
-    )  # single states [n] or, after open places, sets of them [n, S]
+        raise ValueError(f"the tokens already in a hole rule out every match of {dfa.pattern!r}")
+    # States [n] or, after free positions, sets of states [n, S].
+    nodes: IntArray | BoolArray = np.array([initial_state])
     moves: list[IntArray] = []
-    last = max(place for place, what in enumerate(content) if what == QUERIED)
-    for place, what in enumerate(content[: last + 1]):
+    last = max(index for index, symbol in enumerate(content) if symbol == QUERIED)
+    for index, symbol in enumerate(content[: last + 1]):
         cooperative_yield()
-        if what == QUERIED:
-            step, nodes = _successors(dfa, nodes, can[place + 1], budget)
+        if symbol == QUERIED:
+            step, nodes = _successors(dfa, nodes, can[index + 1], budget)
             moves.append(step)
             continue
-        if what != FREE and nodes.ndim == 1:
-            nodes, same = np.unique(dfa.transitions[nodes, what], return_inverse=True)
+        if symbol != FREE and nodes.ndim == 1:
+            nodes, same = np.unique(dfa.transitions[nodes, symbol], return_inverse=True)
         else:
-            sets = _step_sets(dfa, _to_state_sets(nodes, len(dfa.transitions)), what, budget) & can[place + 1]
+            sets = _step_sets(dfa, _to_state_sets(nodes, len(dfa.transitions)), symbol, budget) & can[index + 1]
             budget.spend(sets.size // 8)
             nodes, same = _unique_sets(np.packbits(sets, axis=1), len(dfa.transitions))
         if moves:
             moves[-1] = np.where(moves[-1] < 0, -1, same.astype(np.int32)[moves[-1]])
-    moves[-1] = np.minimum(moves[-1], 0)  # that it can end is all that matters
+    moves[-1] = np.minimum(moves[-1], 0)  # one final node: whether a match is still possible is all that matters
     return tuple(moves)
 
 
 def _can_accept(dfa: TokenDFA, content: tuple[int, ...], budget: WorkBudget) -> list[BoolArray]:
-    """For each place, and after the last, the states from which the rest of the hole can be accepted."""
+    """For each position, and after the last, the states [S] from which the rest of the hole can be accepted."""
     can = [dfa.accepting]
-    for what in reversed(content):
+    for symbol in reversed(content):
         cooperative_yield()
-        if what >= 0:
-            can.append(can[-1][dfa.transitions[:, what]])
+        if symbol >= 0:
+            can.append(can[-1][dfa.transitions[:, symbol]])
         else:
             budget.spend(len(dfa.edges[0]) // 8)
             can.append(dfa.predecessors(can[-1]))
@@ -88,7 +87,7 @@ def _to_state_sets(nodes: IntArray | BoolArray, num_states: int) -> BoolArray:
 
 
 def _step_sets(dfa: TokenDFA, nodes: BoolArray, symbol: int, budget: WorkBudget) -> BoolArray:
-    """The sets of states [n, S] after a token of some class, or after any token."""
+    """The sets of states [n, S] after a token of class `symbol`, or after any token if it is FREE."""
     budget.spend(len(nodes) * ((len(dfa.edges[0]) if symbol == FREE else len(dfa.transitions)) // 8 + 1))
     moved = np.zeros_like(nodes)
     for node, states in zip(moved, nodes, strict=True):
@@ -103,7 +102,7 @@ def _step_sets(dfa: TokenDFA, nodes: BoolArray, symbol: int, budget: WorkBudget)
 def _successors(
     dfa: TokenDFA, nodes: IntArray | BoolArray, can_accept: BoolArray, budget: WorkBudget
 ) -> tuple[IntArray, IntArray | BoolArray]:
-    """For states [n] or sets of them [n, S] where each class leads [n, K], and what is reached."""
+    """The node [n, K] that each class leads to from states [n] or sets of states [n, S], and the nodes reached."""
     table = dfa.transitions
     if nodes.ndim == 2 and bool((nodes.sum(1) == 1).all()):
         nodes = nodes.argmax(1)
@@ -116,11 +115,11 @@ def _successors(
         return number[reached], states
     if nodes.size * table.shape[1] > _MAX_SET_ENTRIES:
         raise ValueError(
-            f"the pattern {dfa.pattern!r} has too many states for a hole that is written with gaps;"
-            " use a sampler that asks for all of its places, as Confidence does, or for one, as FirstHitting"
+            f"the pattern {dfa.pattern!r} has too many states for a hole that is filled in several steps;"
+            " use a sampler that queries all positions of a hole at once (Confidence), or one (FirstHitting)"
         )
     every = np.arange(len(table))
-    bits = np.zeros((len(table), -(-len(table) // 8)), dtype=np.uint8)  # a set of each state alone, packed
+    bits = np.zeros((len(table), -(-len(table) // 8)), dtype=np.uint8)  # the singleton set of each state, packed
     bits[every, every // 8] = np.where(can_accept, 128 >> (every % 8), 0)
     images = np.zeros((len(nodes), table.shape[1], bits.shape[1]), dtype=np.uint8)
     budget.spend(int(nodes.sum()) * images[0].size // 64 + images.size // 8)
@@ -134,7 +133,7 @@ def _successors(
 
 
 def _unique_sets(packed: NDArray[np.uint8], num_states: int) -> tuple[BoolArray, IntArray]:
-    """The different sets, unpacked, and which of them each row is."""
+    """The distinct sets, unpacked, and the index of each row in them."""
     known: dict[bytes, int] = {}
     names = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}")[:, 0].tolist()
     number = [known.setdefault(name, len(known)) for name in names]
@@ -143,7 +142,7 @@ def _unique_sets(packed: NDArray[np.uint8], num_states: int) -> tuple[BoolArray,
 
 
 def class_logsumexp(log_x: Tensor, token_classes: Tensor, num_classes: int) -> LogWeights:
-    """log sum exp over the tokens of each class [n, K], for lines [n, tokens] and the tokens' classes."""
+    """log sum exp over the tokens of each class [n, K], of log_x [n, tokens] with the tokens' classes [tokens]."""
     token_classes = token_classes.expand(log_x.shape)
     top = log_x.new_full((len(log_x), num_classes), -torch.inf).scatter_reduce_(1, token_classes, log_x, "amax")
     scaled = (log_x - top.gather(1, token_classes)).nan_to_num(nan=0.0).exp_()
@@ -153,17 +152,20 @@ def class_logsumexp(log_x: Tensor, token_classes: Tensor, num_classes: int) -> L
 
 
 def backward_pass(transitions: Transitions, log_weights: LogWeights) -> list[LogWeights]:
-    """After each asked place, the log-probability [holes, n + 1] of all that follows from each node, for
-    weights [holes, places - 1, K] of all places but the first. The last entry, -inf, is what -1 leads to."""
+    """After each queried position, the log-probability [holes, n + 1] of all accepted continuations from each node.
+
+    `log_weights` [holes, positions - 1, K] are those of all queried positions but the first. The last entry of a
+    message, -inf, is the one that the index -1 refers to.
+    """
     nothing = np.full((len(log_weights), 1), -np.inf)
-    later = [np.concatenate([np.zeros_like(nothing), nothing], 1)]
-    for place in reversed(range(1, len(transitions))):
-        own, step = log_weights[:, place - 1, None], transitions[place]
+    messages = [np.concatenate([np.zeros_like(nothing), nothing], 1)]
+    for index in reversed(range(1, len(transitions))):
+        own, step = log_weights[:, index - 1, None], transitions[index]
         cooperative_yield()
         parts = np.array_split(np.arange(len(own)), min(len(own), -(-len(own) * step.size // _MAX_CHUNK_SCORES)))
-        left = [_logsumexp(later[-1][part[:, None, None], step] + own[part]) for part in parts]
-        later.append(np.concatenate([np.concatenate(left), nothing], 1))
-    return later[::-1]
+        sums = [_logsumexp(messages[-1][part[:, None, None], step] + own[part]) for part in parts]
+        messages.append(np.concatenate([np.concatenate(sums), nothing], 1))
+    return messages[::-1]
 
 
 def _logsumexp(scores: LogWeights) -> LogWeights:

@@ -17,7 +17,7 @@ from unmask.guidance.regex._utf8 import ByteEdge, utf8_dfa
 from unmask.guidance.regex.limits import WorkBudget
 
 _MAX_STATES = 1 << 13
-"""States of an automaton; a pattern that needs more is refused."""
+"""States of an automaton; a pattern that needs more is an error."""
 _MAX_WORK = 1 << 23
 """Elementary steps for building an automaton: a second or two."""
 _CHAR_CLASS_COST = 1 << 16
@@ -35,7 +35,7 @@ class ByteDFA:
 
 
 def byte_dfa(pattern: str) -> ByteDFA:
-    """The minimal automaton of a pattern; where minimizing would take long, a larger one."""
+    """The minimal automaton of a pattern; a larger one if minimizing would take too long."""
     nfa = _NFA(pattern)
     start = nfa.add_state()
     try:
@@ -79,7 +79,7 @@ class _NFA:
     def limit_error(self) -> ValueError:
         return ValueError(
             f"the pattern {self.pattern[:60]!r} needs an automaton of more than {_MAX_STATES} states;"
-            " repeat smaller parts, or less often"
+            " use fewer or smaller repeats"
         )
 
     def add_node(self, node: Node, start: int) -> int:
@@ -152,7 +152,7 @@ def _determinize(nfa: _NFA, start: int, end: int) -> tuple[NDArray[np.int32], ND
 
 
 def _byte_transitions(nfa: _NFA, states: frozenset[int]) -> Iterator[tuple[int, int, frozenset[int]]]:
-    """Byte ranges with the states reached from any of these."""
+    """Byte ranges, and the set of states that each leads to from any of `states`."""
     nfa.budget.spend(sum(2 + 4 * len(nfa.edges[state]) for state in states))
     edges = sorted(edge for state in states for edge in nfa.edges[state])
     if all(before[1] < after[0] for before, after in itertools.pairwise(edges)):
@@ -192,6 +192,6 @@ def _minimize(transitions: NDArray[np.int32], accepting: NDArray[np.bool_]) -> B
 
 
 def _group_equal_rows(rows: NDArray[np.int32]) -> NDArray[np.int32]:
-    """A number for each row, the same for equal rows."""
+    """A group number for each row, the same for equal rows."""
     known: dict[bytes, int] = {}
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in rows], dtype=np.int32)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class CharClass:
-    """One character of a set, in the syntax of `re`."""
+    """One character of a class, in the syntax of `re`."""
 
     source: str
 
@@ -27,7 +27,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class Alternation:
-    """One of the options."""
+    """Any one of the options."""
 
     options: tuple[Node, ...]
 
@@ -90,8 +90,8 @@ class _Parser:
             shown = self.pattern[self.pos : self.pos + 2] if here == "\\" else here
             if here in "^$" or shown in ("\\A", "\\Z"):
                 raise ValueError(
-                    f"the pattern {self.pattern!r} has an anchor, {shown!r}; leave it away, as a hole is"
-                    " always matched from its beginning to its end"
+                    f"the pattern {self.pattern!r} has an anchor, {shown!r}; remove it: a pattern always matches"
+                    " the whole text of a hole"
                 )
             raise self._unsupported(repr(shown))
         self.pos = atom.end()
@@ -114,15 +114,15 @@ class _Parser:
                 part = Repeat(part, int(low), int(low))
         return part
 
-    def _accept(self, sign: str) -> bool:
-        accepted = self.pattern.startswith(sign, self.pos)
-        self.pos += len(sign) * accepted
+    def _accept(self, text: str) -> bool:
+        accepted = self.pattern.startswith(text, self.pos)
+        self.pos += len(text) * accepted
         return accepted
 
     def _unsupported(self, what: str) -> ValueError:
         return ValueError(
-            f"the pattern {self.pattern!r} has {what}, which holes cannot be matched with; use characters,"
-            " sets, groups, | and repeats"
+            f"the pattern {self.pattern!r} has {what}, which is not supported; use characters,"
+            " character classes, groups, | and repeats"
         )
 
 
@@ -130,7 +130,7 @@ def parse(pattern: str) -> Node:
     """The syntax tree of a pattern; ValueError if it is malformed or not supported."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # syntax that a later version of `re` may change
+            warnings.simplefilter("ignore")  # deprecated syntax of `re`
             re.compile(pattern)
         return _Parser(pattern).parse_alternation()
     except re.error as error:

@@ -14,29 +14,28 @@ from tokenizers import pre_tokenizers
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 
 _NUM_TRIALS = 256
-"""Texts of random tokens that are decoded to see whether the spelling is right."""
+"""Random token sequences that are decoded to verify the bytes of tokens."""
 
 
 @dataclass(frozen=True)
 class _TokenBytes:
-    """The bytes of each id: `first` where it begins the text, `inside` anywhere else; None if it is no text.
-
-    A text's bytes are those of its tokens, one after the other.
-    """
+    """The bytes of each id, or None for a token without text. Decoding a sequence concatenates them."""
 
     at_start: tuple[bytes | None, ...]
+    """[V]: at the beginning of a text."""
     inside: tuple[bytes | None, ...]
+    """[V]: anywhere else."""
 
 
 @lru_cache(maxsize=8)
 def token_bytes(tokenizer: BaseTokenizer) -> _TokenBytes:
-    """How a tokenizer spells its tokens; one whose texts are not made token by token is refused.
+    """The bytes of a tokenizer's tokens; ValueError if its decoder does not concatenate tokens.
 
-    Special tokens, such as the end of a document, are no text.
+    Special tokens, such as the end of a document, have no text.
     """
     if not isinstance(tokenizer, Tokenizer):
         raise ValueError(
-            f"patterns need a tokenizer of the `tokenizers` library, whose tokens can be spelled;"
+            f"patterns need a tokenizer of the `tokenizers` library, which gives the bytes of each token;"
             f" got a {type(tokenizer).__name__}"
         )
     inner = tokenizer.backend
@@ -50,7 +49,7 @@ def token_bytes(tokenizer: BaseTokenizer) -> _TokenBytes:
         first, inside = _bytes_by_decoding(inner, names)
         if "ByteFallback" in kinds:
             for id_, name in names.items():
-                if code := re.fullmatch(r"<0x([89A-F][0-9A-F])>", name):  # those below are characters
+                if code := re.fullmatch(r"<0x([89A-F][0-9A-F])>", name):  # bytes below 0x80 are decoded as characters
                     first[id_] = inside[id_] = bytes.fromhex(code[1])
     result = _TokenBytes(
         tuple(first.get(id_) for id_ in range(tokenizer.vocab_size)),
@@ -61,7 +60,7 @@ def token_bytes(tokenizer: BaseTokenizer) -> _TokenBytes:
 
 
 def _decoder_types(decoder: Any) -> list[str]:
-    """The types of a decoder's parts, as its JSON names them."""
+    """The types of a decoder's parts, as in its JSON."""
     if decoder is None:
         return []
     state = json.loads(decoder.__getstate__())
@@ -69,7 +68,7 @@ def _decoder_types(decoder: Any) -> list[str]:
 
 
 def _decode_byte_level(name: str) -> bytes:
-    """Byte-level tokens are written with a printable character for each byte; others as they are."""
+    """The bytes of a byte-level token, whose name has one printable character per byte; of other tokens, UTF-8."""
     try:
         return bytes(map(_byte_level_alphabet().__getitem__, name))
     except KeyError:
@@ -78,8 +77,8 @@ def _decode_byte_level(name: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character stands for, in the order in which the library lists them: those that are
-    printable stand for themselves, the rest is numbered from 256 on."""
+    """The byte of each character of the byte-level alphabet: printable bytes are the character of the same code,
+    the others are numbered from 256 on."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     themselves = {char: ord(char) for char in alphabet if ord(char) < 256}
     rest = sorted(set(range(256)) - set(themselves.values()))
@@ -88,7 +87,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 def _bytes_by_decoding(inner: Any, names: dict[int, str]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """What the decoder writes for each token alone, and after another: what the text grows by."""
+    """What the decoder writes for each token alone, and what it appends for it after another token."""
     ids = list(names)
     alone = inner.decode_batch([[id_] for id_ in ids], skip_special_tokens=False)
     before = next((i for i, text in enumerate(alone) if text.isascii() and text.isalnum()), 0)
@@ -99,24 +98,24 @@ def _bytes_by_decoding(inner: Any, names: dict[int, str]) -> tuple[dict[int, byt
 
 
 def _verify(tokenizer: Tokenizer, token_bytes: _TokenBytes) -> None:
-    """Refuse a tokenizer that decodes some text of random tokens otherwise."""
+    """ValueError if random token sequences are decoded to other texts than the concatenated bytes."""
     usable = [
         i for i, (a, b) in enumerate(zip(token_bytes.at_start, token_bytes.inside, strict=True)) if _are_utf8(a, b)
     ]
     if not usable:
-        raise ValueError("the tokenizer has no token that is text by itself, so that no pattern can match")
+        raise ValueError("the tokenizer has no token that is valid UTF-8 by itself, so no pattern can match")
     chosen = np.random.default_rng(0).choice(usable, (_NUM_TRIALS, 8)).tolist()
     for ids, text in zip(chosen, tokenizer.backend.decode_batch(chosen, skip_special_tokens=False), strict=True):
         pieces = [token_bytes.at_start[ids[0]] or b"", *(token_bytes.inside[id_] or b"" for id_ in ids[1:])]
         if b"".join(pieces).decode() != text:
             raise ValueError(
-                f"the tokenizer does not write texts token by token (its ids {ids} give {text!r}), so that"
-                " its holes cannot be matched with a pattern"
+                f"the text of token ids {ids}, {text!r}, is not the concatenation of its tokens' texts, so patterns"
+                " cannot be used with this tokenizer"
             )
 
 
 def _are_utf8(*pieces: bytes | None) -> bool:
-    """Whether these are texts by themselves."""
+    """Whether each of these is valid UTF-8."""
     try:
         return all(piece is not None and piece.decode() is not None for piece in pieces)
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""A process that works out patterns for another: it can be ended at any time, and takes no part of its time.
+"""A worker process that compiles patterns for a server: it can be killed at any time, and does not hold its GIL.
 
-Over a pipe it gets a tokenizer as JSON and then patterns, and answers each with an automaton or a sentence;
-every message is a pickle after its length.
+It reads a tokenizer as JSON from a pipe, then patterns, and answers each with an automaton or an error message.
+Every message is a pickle, preceded by its length.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.guidance.regex.token_dfa import token_dfa
 
 _MAX_MEMORY_BYTES = 2 << 30
-"""Bytes of address space, should the bounds of the work itself not hold."""
+"""Limit of the address space, in case the work budgets fail."""
 _NICENESS = 10
 
 
 def encode_message(message: Any) -> bytes:
-    """A message as it is sent."""
+    """A message in the format of the pipe."""
     content = pickle.dumps(message)
     return struct.pack("<Q", len(content)) + content
 
 
 def main(requests: BinaryIO, responses: BinaryIO) -> None:
-    """Answer until nothing more comes."""
+    """Answer requests until the pipe is closed."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -45,7 +45,7 @@ def main(requests: BinaryIO, responses: BinaryIO) -> None:
         except ValueError as error:
             answer = str(error)
         except MemoryError:
-            answer = f"the pattern {message[:60]!r} takes too much memory; repeat smaller parts, or less often"
+            answer = f"the pattern {message[:60]!r} takes too much memory; use fewer or smaller repeats"
         responses.write(encode_message(answer))
         responses.flush()
 

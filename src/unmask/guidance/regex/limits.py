@@ -1,4 +1,4 @@
-"""Limits of what a pattern may cost: budgets of work, caches of bounded size, and cooperative yields."""
+"""Bounds on the cost of a pattern: work budgets, caches of bounded size, and cooperative yields."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 YIELD_HOOK: ContextVar[Callable[[], None]] = ContextVar("YIELD_HOOK", default=lambda: None)
-"""Called every few milliseconds of a long computation: a server runs other requests meanwhile."""
+"""Called every few milliseconds of a long computation, so that a server can run other requests in between."""
 
 
 def cooperative_yield() -> None:
-    """Call the hook."""
+    """Call `YIELD_HOOK`."""
     YIELD_HOOK.get()()
 
 
 class WorkBudget:
-    """Counts the work done for a pattern; ValueError when it exceeds `max_work`, on any machine alike."""
+    """Counts the work done for a pattern; ValueError if it exceeds `max_work`, independently of the machine's speed."""
 
     def __init__(self, pattern: str, max_work: int) -> None:
         self.pattern, self.remaining = pattern, max_work
@@ -34,8 +34,8 @@ class WorkBudget:
     def limit_error(self) -> ValueError:
         """The error of a pattern that exceeds its budget."""
         return ValueError(
-            f"the pattern {self.pattern[:60]!r} takes too much time or memory; repeat smaller parts, or less"
-            " often, or match shorter holes"
+            f"the pattern {self.pattern[:60]!r} takes too much time or memory; use fewer or smaller repeats,"
+            " or shorter holes"
         )
 
 

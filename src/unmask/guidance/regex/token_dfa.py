@@ -1,4 +1,4 @@
-"""A pattern as an automaton over tokens: which ones a text may go on with, and where they lead."""
+"""A pattern as a DFA over tokens: which tokens may follow in each state, and the state that each leads to."""
 
 from __future__ import annotations
 
@@ -20,58 +20,61 @@ BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.signedinteger[Any]]
 
 _TEXT_START = -1
-"""The start, where tokens are spelled as at the beginning of a text."""
+"""The start state of a hole at the beginning of a text, where some tokenizers decode tokens differently."""
 
 _MAX_BYTE_STEPS = 1 << 26
-"""Bytes of tokens that are read to find an automaton, and edges that are followed to find its lengths."""
+"""Token bytes read to build an automaton, and edges followed to find the lengths of its matches."""
 _MAX_STATE_TOKEN_PAIRS = 1 << 24
-"""Of a state and a token that fits there."""
+"""Pairs of a state and a token that is allowed in it."""
 _MAX_TABLE_ENTRIES = 1 << 21
-"""States times classes of tokens."""
+"""States times token classes."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenDFA:
-    """Tokens that lead from every state to the same one are a class, and only classes matter.
+    """A DFA over token classes: two tokens are of the same class if they lead to the same state from every state.
 
-    `table` [S, K] says where a class leads; state 0 is dead, and so is class 0, of tokens that never fit.
-    `edges` are the pairs of states of which some token leads from the first to the second.
+    State 0 is dead. Class 0 holds the tokens that are allowed nowhere.
     """
 
     pattern: str
+    """The regular expression."""
     transitions: IntArray
+    """[S, K]: the next state after a token of each class."""
     accepting: BoolArray
+    """[S]: whether the text read so far is a match."""
     edges: tuple[IntArray, IntArray]
+    """Sources and targets [E]: the pairs of states such that some token leads from the first to the second."""
     token_classes: IntArray
     """[V]: the class of each token."""
     inner_state: int
-    """The state in which a hole begins."""
+    """The start state of a hole inside a text."""
     text_start_state: int
-    """The state in which a hole begins that is the beginning of the text."""
+    """The start state of a hole at the beginning of a text."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes."""
+        """The size of the arrays in bytes."""
         arrays = (self.transitions, self.accepting, *self.edges, self.token_classes)
         return sum(array.nbytes for array in arrays)
 
     def successors(self, states: BoolArray) -> BoolArray:
-        """The states [S] that some token leads to from any of these."""
+        """The states [S] that are reached from any of `states` by one token."""
         reached = np.zeros(len(self.transitions), dtype=np.bool_)
         sources, targets = self.edges
         reached[targets[states[sources]]] = True
         return reached
 
     def predecessors(self, states: BoolArray) -> BoolArray:
-        """The states [S] from which some token leads to any of these."""
+        """The states [S] from which one token leads to any of `states`."""
         leading = np.zeros(len(self.transitions), dtype=np.bool_)
         sources, targets = self.edges
         leading[sources[states[targets]]] = True
         return leading
 
     def match_lengths(self, state: int, max_length: int) -> tuple[list[int], bool]:
-        """In how many tokens, up to `most`, a text can be spelled that matches; and whether it can be in
-        more than that."""
+        """The numbers of tokens, up to `max_length`, that a match from `state` can have; and whether longer
+        matches may exist."""
         here = np.arange(len(self.transitions)) == state
         found, work = list[int](), WorkBudget(self.pattern, _MAX_BYTE_STEPS)
         for length in range(1, max_length + 1):
@@ -86,7 +89,7 @@ class TokenDFA:
 
 
 def token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
-    """The automaton of a pattern over a tokenizer's tokens."""
+    """The automaton of a pattern over a tokenizer's tokens, from the cache if it is there."""
     return TOKEN_DFA_CACHE.get_or_build(
         (pattern, tokenizer), lambda: _build_token_dfa(pattern, tokenizer), lambda dfa: dfa.num_bytes
     )
@@ -120,11 +123,11 @@ def _build_token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
 
 
 TOKEN_DFA_CACHE = LRUCache[TokenDFA](1 << 26)
-"""By pattern and tokenizer."""
+"""Automata by (pattern, tokenizer), up to 64 MiB."""
 
 
 class _SortedTokenBytes:
-    """The bytes of tokens in sorted order, so that those with the same first byte are neighbours."""
+    """The bytes of all tokens, sorted: tokens with the same first byte are contiguous."""
 
     def __init__(self, token_bytes: Sequence[bytes | None]) -> None:
         texts = sorted((text, token) for token, text in enumerate(token_bytes) if text is not None)
@@ -138,19 +141,19 @@ class _SortedTokenBytes:
         self.by_first_byte = [np.arange(first, last) for first, last in itertools.pairwise(bounds.tolist())]
 
     def run(self, dfa: ByteDFA, start: int, budget: WorkBudget) -> tuple[IntArray, IntArray]:
-        """The tokens that do not end dead from a state, and the states that they end in."""
+        """The tokens that can be read from the state `start` without reaching the dead state, and their end states."""
         table = dfa.transitions
         ended = [(np.arange(self.num_empty), np.full(self.num_empty, start))]
         tokens = np.concatenate(
             [self.by_first_byte[byte] for byte in np.flatnonzero(table[start])] or [ended[0][0][:0]]
         )
         state = table[start, self.bytes[0, tokens]]
-        for place in range(1, len(self.bytes)):
+        for index in range(1, len(self.bytes)):
             budget.spend(64 + len(tokens))
-            more = self.lengths[tokens] > place
+            more = self.lengths[tokens] > index
             ended.append((tokens[~more], state[~more]))
             tokens = tokens[more]
-            state = table[state[more], self.bytes[place, tokens]]
+            state = table[state[more], self.bytes[index, tokens]]
             alive = state != DEAD_STATE
             tokens, state = tokens[alive], state[alive]
             if len(tokens) == 0:
@@ -163,19 +166,19 @@ class _SortedTokenBytes:
 
 @lru_cache(maxsize=8)
 def _sorted_token_bytes(tokenizer: BaseTokenizer) -> tuple[_SortedTokenBytes, _SortedTokenBytes]:
-    """Of tokens inside a text, and of those that begin it."""
-    spelled = token_bytes(tokenizer)
-    inside = _SortedTokenBytes(spelled.inside)
-    return inside, inside if spelled.at_start == spelled.inside else _SortedTokenBytes(spelled.at_start)
+    """The bytes of tokens inside a text, and at its beginning; one object for both if they are equal."""
+    bytes_of = token_bytes(tokenizer)
+    inside = _SortedTokenBytes(bytes_of.inside)
+    return inside, inside if bytes_of.at_start == bytes_of.inside else _SortedTokenBytes(bytes_of.at_start)
 
 
 def _merge_token_classes(
     transitions: list[tuple[IntArray, IntArray]], vocab_size: int, budget: WorkBudget
 ) -> tuple[IntArray, tuple[IntArray, IntArray], IntArray]:
-    """The table [S, K], the edges and the classes [V], given the tokens that fit in each state from 1 on and
-    where they lead."""
+    """The transitions [S, K], edges and token classes [V], given the allowed tokens of each state from 1 on, and
+    the states that they lead to."""
     states = len(transitions) + 1
-    kind, kinds = np.zeros(vocab_size + 1, dtype=np.int64), 1  # one token more, which fits nowhere: class 0
+    kind, kinds = np.zeros(vocab_size + 1, dtype=np.int64), 1  # an extra token that is allowed nowhere: class 0 exists
     for tokens, reached in transitions:
         _, new = np.unique(kind[tokens] * states + reached, return_inverse=True)
         kind[tokens] = kinds + new

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from unmask.backbones.hf import HFBackbone, HFBackboneConfig, import_transformers
 from unmask.config import from_json, to_json
 from unmask.data.tokenizers import BaseTokenizer
+from unmask.io.errors import first_line, silenced_loggers
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, Objective
 from unmask.pretrained.state_dict import read_state_dict, unique_tensors
@@ -252,22 +252,10 @@ def _get_token_id(config: dict[str, Any], key: str, default: int | None) -> int 
 @contextlib.contextmanager
 def translated_errors(where: str) -> Iterator[None]:
     """Silence progress bars and warnings of transformers, and turn its errors into one sentence."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with silenced_loggers("transformers", "huggingface_hub"), contextlib.redirect_stderr(io.StringIO()):
             yield
-    except ValueError as error:
-        raise error if where in str(error) else _load_error(where, error) from None
-    except Exception as error:
-        raise _load_error(where, error) from None
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _load_error(where: str, error: Exception) -> ValueError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return ValueError(f"{where} cannot be read by transformers: {reason}")
+    except Exception as error:  # of many types
+        if isinstance(error, ValueError) and where in str(error):
+            raise
+        raise ValueError(f"{where} cannot be read by transformers: {first_line(error)}") from None

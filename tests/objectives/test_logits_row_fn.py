@@ -1,4 +1,4 @@
-"""Every objective's nats and gradients are the same from whole lines of log_x as from parts of them."""
+"""Every objective has the same loss and gradients from chunks of log_x as from all of it at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_objective = pytest.mark.parametrize("kind", tiny_models.OBJECTIVES, ids=la
 
 
 class Whole(DenoiserWrapper):
-    """A denoiser that is asked for whole lines, and autograd for all gradients."""
+    """A denoiser that computes log_x whole, with gradients by autograd."""
 
     def __call__(
         self, z: Tokens, t: Times, positions: Positions, *rest: Any, row_fn: RowFn | None = None, **options: Any
