@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cost_model import GRADIENT_BYTES, MASKED_FRACTION, ModelShape
+from benchmarks.cost_model import GRADIENT_BYTES
 from benchmarks.side_by_side import RandomTokens, median, time_once
 from unmask import MDLM, DiTConfig
 from unmask.data.loader import Loader, Wrapped
@@ -25,6 +25,7 @@ from unmask.distributed import Distributed, init_distributed
 from unmask.hardware.flops import measure_peak_flops
 from unmask.model import ModelConfig
 from unmask.report.formatting import print_table
+from unmask.reproduce import MASKED_FRACTION, ModelShape
 from unmask.training.config import TrainingConfig
 from unmask.training.loss import DenoisingLoss
 from unmask.training.optim import AdamW

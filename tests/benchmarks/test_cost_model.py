@@ -7,22 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.cost_model import (
-    H100,
-    MODELS,
-    Cluster,
-    ModelShape,
-    communication_bytes,
-    max_batch_size,
-    memory_bytes,
-    step_time,
-)
+from benchmarks.cost_model import MODELS, communication_bytes, max_batch_size, memory_bytes, step_time
 from benchmarks.side_by_side import RandomTokens
 from saved_tensors import count_saved_tensors
 from unmask import MDLM, DiTConfig
 from unmask.data.loader import Loader, Wrapped
 from unmask.model import ModelConfig
 from unmask.ops import cpu_attention as mixing
+from unmask.reproduce import H100, Cluster, ModelShape
 from unmask.training.config import TrainingConfig
 from unmask.training.loss import DenoisingLoss
 from unmask.training.trainer import Trainer

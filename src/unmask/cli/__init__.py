@@ -27,6 +27,7 @@ COMMANDS = {
     "eval": "evaluate.evaluate",
     "eval-samples": "evaluate.eval_samples",
     "report": "report.report",
+    "reproduce": "reproduce.reproduce",
     "completion": "completion.completion",
 }
 """The module and function of each command; the first line of its docstring is its line in the help."""

@@ -10,12 +10,27 @@ from typing import TYPE_CHECKING
 from unmask.io.atomic import atomic_folder
 from unmask.io.locks import file_lock
 from unmask.registry import AllowCode
+from unmask.report._page import figures_html, html_page, section_html
+from unmask.report._plotting import ERRORBAR_STYLE, PALETTE, Plot, log2_axis, log_axis, render_plot, require_matplotlib
 from unmask.report.config import ReportConfig
 
 if TYPE_CHECKING:
     from unmask.report._collect import ProgressContext
 
-__all__ = ["ReportConfig", "write_report"]
+__all__ = [
+    "ERRORBAR_STYLE",
+    "PALETTE",
+    "Plot",
+    "ReportConfig",
+    "figures_html",
+    "html_page",
+    "log2_axis",
+    "log_axis",
+    "render_plot",
+    "require_matplotlib",
+    "section_html",
+    "write_report",
+]
 
 _HTML_FILE, _JSON_FILE = "index.html", "report.json"
 
@@ -36,7 +51,6 @@ def write_report(
     from unmask.report._collect import collect, no_progress
     from unmask.report._html import render_page
     from unmask.report._plots import make_plots
-    from unmask.report._plotting import require_matplotlib
 
     require_matplotlib()
     progress = progress or no_progress

@@ -1,31 +1,23 @@
-"""The report as one HTML file that loads nothing from elsewhere.
-
-All text from data passes through `escape`. Should that ever fail, a content security policy allows the page's own
-script only.
-"""
+"""The report of a run as one HTML file; all text from data passes through `escape`."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from unmask.report._collect import ReportData
+from unmask.report._page import figures_html, html_page, section_html
 from unmask.report._plotting import Plot
 from unmask.report._sample_html import palette_css, samples_section
-from unmask.report.formatting import MISSING_VALUE, format_cell, format_with_error, human_count
+from unmask.report.formatting import MISSING_VALUE, format_with_error, human_count
 from unmask.training.logger import format_duration
 
 
 def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
     """The HTML document."""
     script = files(__package__).joinpath("page.js").read_text(encoding="utf-8")
-    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8") + palette_css()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     body = "\n".join(
         [
             _header_section(data),
@@ -38,24 +30,8 @@ def render_page(data: ReportData, plots: Mapping[str, Plot]) -> str:
             _provenance_section(data),
         ]
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(data.name)}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-{body}
-<footer>All numbers of this page are in report.json, and all plots are PNG files in the same folder.</footer>
-</main>
-<script>{script}</script>
-</body>
-</html>
-"""
+    footer = "All numbers of this page are in report.json, and all plots are PNG files in the same folder."
+    return html_page(data.name, body, footer, script=script, style=palette_css())
 
 
 def _header_section(data: ReportData) -> str:
@@ -100,7 +76,7 @@ def _headline_section(data: ReportData) -> str:
         )
         if not held_out.get("by_time"):  # without times there is no noise: the likelihood is exact
             note = f"On {held_out['tokens']:,} held-out tokens; exact, as the model is autoregressive."
-    return _section(
+    return section_html(
         "figures",
         "In figures",
         f'{_cards(first, "headline first")}{_cards(second, "headline")}<p class="note">{note}</p>',
@@ -119,9 +95,9 @@ def _cards(metrics: Iterable[tuple[str, str, str]], kind: str) -> str:
 def _training_section(plots: Mapping[str, Plot]) -> str:
     small = [plots[name] for name in ("lr_factor", "grad_norm", "throughput") if name in plots]
     if "loss" not in plots:
-        return _section("training", "Training", '<p class="note">Nothing has been logged yet.</p>')
-    body = _figures([plots["loss"]], "figures") + _figures(small, "figures small")
-    return _section("training", "Training", body)
+        return section_html("training", "Training", '<p class="note">Nothing has been logged yet.</p>')
+    body = figures_html([plots["loss"]], "figures") + figures_html(small, "figures small")
+    return section_html("training", "Training", body)
 
 
 def _validation_section(data: ReportData, plots: Mapping[str, Plot]) -> str:
@@ -132,41 +108,23 @@ def _validation_section(data: ReportData, plots: Mapping[str, Plot]) -> str:
     if data.why_no_step_bounds is not None:
         reasons.append(data.why_no_step_bounds)
     notes = "".join(f'<p class="note">{escape(reason)}</p>' for reason in reasons)
-    return _section("likelihood", "Nats by time, and the cost of fewer steps", notes + _figures(shown, "figures"))
+    return section_html(
+        "likelihood", "Nats by time, and the cost of fewer steps", notes + figures_html(shown, "figures")
+    )
 
 
 def _sample_evals_section(plots: Mapping[str, Plot]) -> str:
     shown = [each for name, each in plots.items() if name.startswith("samples-")]
-    return _section("sample_evals", "Evaluated samples", _figures(shown, "figures")) if shown else ""
-
-
-def _figures(plots: Sequence[Plot], kind: str) -> str:
-    return f'<div class="{kind}">{"".join(map(_figure, plots))}</div>' if plots else ""
-
-
-def _figure(plot: Plot) -> str:
-    svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.alt)}" ', 1)
-    numbers = ""
-    if plot.table:
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in plot.columns)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(format_cell(value))}</td>' for value in row)}</tr>" for row in plot.table
-        )
-        numbers = (
-            f'<details><summary>The numbers</summary><div class="scroll"><table>'
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
-        )
-    caption = f"<figcaption>{escape(plot.caption)}</figcaption>"
-    return f'<figure id="figure-{plot.name}">{svg}{caption}{numbers}</figure>'
+    return section_html("sample_evals", "Evaluated samples", figures_html(shown, "figures")) if shown else ""
 
 
 def _settings_section(data: ReportData) -> str:
     table = _table(_flatten(data.settings))
-    return _section("settings", "Settings", f"<details><summary>All settings</summary>{table}</details>")
+    return section_html("settings", "Settings", f"<details><summary>All settings</summary>{table}</details>")
 
 
 def _provenance_section(data: ReportData) -> str:
-    return _section("provenance", "Provenance", _table(_flatten(data.provenance)))
+    return section_html("provenance", "Provenance", _table(_flatten(data.provenance)))
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
@@ -186,7 +144,3 @@ def _flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
     if isinstance(value, list):
         return [(path, ", ".join(map(str, value)))]
     return [(path, MISSING_VALUE if value is None else str(value))]
-
-
-def _section(name: str, title: str, body: str) -> str:
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{body}</section>'

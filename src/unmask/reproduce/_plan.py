@@ -1,0 +1,68 @@
+"""What a reproduction will take, told before it begins: cells, tokens, time, data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unmask.backbones.dit import DiTConfig
+from unmask.reproduce._cost_model import H100, ModelShape
+from unmask.reproduce._trainings import PILOT_SHARE, RATE_FACTORS
+from unmask.reproduce._vocabulary import Setup, Table, Training
+
+_MEASURING = 0.2
+"""Seconds of a measurement as a share of its training's: a guess."""
+_VOCAB_SIZES = {"hub:gpt2": 50_258, "hub:bert-base-uncased": 30_522}
+
+
+def plan_tables(tables: Sequence[Table], setup: Setup) -> list[dict[str, Any]]:
+    """For each table: cells, trainings that no table before it has, their tokens and time, and what it needs."""
+    seen: set[str] = set()
+    plans = []
+    for table in tables:
+        missing = table.missing(setup)
+        trainings = [] if missing else list(table.trainings(setup))
+        new = [training for training in trainings if training.name not in seen]
+        seen.update(training.name for training in new)
+        plans.append(
+            {
+                "name": table.name,
+                "number": table.number,
+                "title": table.title,
+                "cells": setup.seeds * len(trainings),
+                "new_trainings": [training.name for training in new],
+                "shared_trainings": [training.name for training in trainings if training not in new],
+                "data": table.data,
+                "missing": missing,
+                **(_tiny_cost(trainings, new, setup) if setup.is_tiny else _paper_cost(new, setup)),
+            }
+        )
+    return plans
+
+
+def _tiny_cost(trainings: Sequence[Training], new: Sequence[Training], setup: Setup) -> dict[str, Any]:
+    """Minutes on this machine: cells, pilots of the learning rate, and measurements."""
+    pilots = len(RATE_FACTORS) * PILOT_SHARE
+    minutes = sum((setup.seeds + pilots) * each.share * each.relative_cost for each in new)
+    minutes += _MEASURING * setup.seeds * sum(each.relative_cost for each in trainings)
+    return {"minutes": round(minutes * setup.minutes, 2)}
+
+
+def _paper_cost(new: Sequence[Training], setup: Setup) -> dict[str, Any]:
+    """Tokens, and days of one H100 by the cost model."""
+    tokens = sum(_tokens(each) for each in new)
+    days = sum(_tokens(each) * _shape(each).flops_per_token / H100.flops / 86400 for each in new)
+    return {"tokens": setup.seeds * tokens, "gpu_days": round(setup.seeds * days, 2)}
+
+
+def _tokens(training: Training) -> int:
+    config = training.experiment.training
+    return config.steps * config.batch_size * training.experiment.layout.length
+
+
+def _shape(training: Training) -> ModelShape:
+    experiment = training.experiment
+    backbone = experiment.backbone
+    assert isinstance(backbone, DiTConfig)
+    vocab = _VOCAB_SIZES[experiment.tokenizer]
+    return ModelShape(training.name, backbone.depth, backbone.width, vocab, experiment.layout.length)

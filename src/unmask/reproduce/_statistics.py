@@ -1,0 +1,106 @@
+"""Tests on seeds: is one method below another, are two the same within a margin.
+
+A claim is *reproduced* if the opposite is rejected at the 5 % level, *refuted* if the claim itself is, and else
+*undecided at this scale*. Two trainings are compared by Welch's t-test over seeds, two measurements of the same models
+by the paired one. One seed decides nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from unmask.io.errors import import_optional
+from unmask.report.formatting import estimate_cell
+from unmask.reproduce._vocabulary import Claim, Results, Seeds, Verdict, summarize
+
+_Test: TypeAlias = Callable[[Results], Verdict]
+_ROUNDING = 1e-12
+"""A spread below this share of the values is none."""
+_WELCH, _PAIRED = "Welch's t-test over seeds", "paired t-test over seeds"
+
+
+def below(text: str, *rows: str, column: str, paired: bool = False, factor: float = 1.0) -> Claim:
+    """The claim that each row is below the next one; with `factor`, below that multiple of it."""
+    tests = [_below(first, second, column, paired, factor) for first, second in itertools.pairwise(rows)]
+    name = f"one-sided {_PAIRED if paired else _WELCH} for each pair, all at 5 %"
+    return Claim(text, _all_of(tests), name)
+
+
+def same(text: str, first: str, others: Sequence[str], *, column: str, margin: float, paired: bool = False) -> Claim:
+    """The claim that a row differs from each of the others by less than `margin`."""
+    tests = [_same(first, other, column, margin, paired) for other in others]
+    name = f"two one-sided tests of equivalence ({_PAIRED if paired else _WELCH}), margin {margin:g}, at 5 %"
+    return Claim(text, _all_of(tests), name)
+
+
+def p_below(first: Sequence[float], second: Sequence[float], paired: bool) -> float:
+    """The p-value of the one-sided test that the mean of `first` is below that of `second`."""
+    difference = statistics.fmean(first) - statistics.fmean(second)
+    pairs = [a - b for a, b in zip(first, second, strict=True)] if paired else []
+    spread = max(map(statistics.pstdev, [pairs] if paired else [first, second]))
+    if spread < _ROUNDING * max(map(abs, [*first, *second])) or spread == 0:  # the sign decides
+        return 0.0 if difference < 0 else 1.0
+    stats = import_optional("scipy.stats", "reproduce")
+    if paired:
+        return float(stats.ttest_rel(first, second, alternative="less").pvalue)
+    return float(stats.ttest_ind(first, second, equal_var=False, alternative="less").pvalue)
+
+
+def _below(first: str, second: str, column: str, paired: bool, factor: float) -> _Test:
+    def test(results: Results) -> Verdict:
+        left, right, evidence = _entries(results, first, second, column)
+        a, b = _values(left, right, paired)
+        if min(len(a), len(b)) < 2:
+            return Verdict(1.0, 1.0, evidence)
+        b = [factor * value for value in b]
+        return Verdict(p_below(a, b, paired), p_below(b, a, paired), evidence)
+
+    return test
+
+
+def _same(first: str, second: str, column: str, margin: float, paired: bool) -> _Test:
+    """Equal means |difference| < margin: both one-sided hypotheses must be rejected."""
+
+    def test(results: Results) -> Verdict:
+        left, right, evidence = _entries(results, first, second, column)
+        a, b = _values(left, right, paired)
+        if min(len(a), len(b)) < 2:
+            return Verdict(1.0, 1.0, evidence)
+        lower, higher = [value - margin for value in b], [value + margin for value in b]
+        p_same = max(p_below(lower, a, paired), p_below(a, higher, paired))
+        p_other = 2 * min(p_below(a, lower, paired), p_below(higher, a, paired))
+        return Verdict(p_same, min(1.0, p_other), evidence)
+
+    return test
+
+
+def _all_of(tests: Sequence[_Test]) -> _Test:
+    """All must hold (the largest p-value); one that is refuted refutes them all (Bonferroni)."""
+
+    def test(results: Results) -> Verdict:
+        verdicts = [each(results) for each in tests]
+        refuted = min(1.0, len(verdicts) * min(verdict.p_refuted for verdict in verdicts))
+        evidence = "; ".join(verdict.evidence for verdict in verdicts)
+        return Verdict(max(verdict.p_reproduced for verdict in verdicts), refuted, evidence)
+
+    return test
+
+
+def _entries(results: Results, first: str, second: str, column: str) -> tuple[Seeds, Seeds, str]:
+    left, right = results.get((first, column), {}), results.get((second, column), {})
+    shown = [
+        f"{row} {estimate_cell(*summarize(seeds)) if seeds else 'is missing'}"
+        for row, seeds in ((first, left), (second, right))
+    ]
+    return left, right, f"{column}: {', '.join(shown)}"
+
+
+def _values(left: Seeds, right: Seeds, paired: bool) -> tuple[list[float], list[float]]:
+    """The values of both; if paired, of the seeds that both have."""
+    common = [seed for seed in left if seed in right]
+    a = [left[seed].value for seed in (common if paired else left)]
+    b = [right[seed].value for seed in (common if paired else right)]
+    return a, b

@@ -1,0 +1,56 @@
+"""Tables 1 and 2: perplexity of held-out text by method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unmask.reproduce._measures import BITS_PER_BYTE, NATS, PERPLEXITY, held_out_score, score_columns
+from unmask.reproduce._statistics import below
+from unmask.reproduce._trainings import missing_text, text_trainings
+from unmask.reproduce._vocabulary import Figures, Row, Setup, Table, TrainedModel, Training
+
+
+def _trainings(setup: Setup) -> Sequence[Training]:
+    return text_trainings(setup, "mdlm", "ar", "sedd", "d3pm", "uniform", dataset="lm1b")
+
+
+def _measure(trained: TrainedModel) -> Figures:
+    return {trained.method: score_columns(held_out_score(trained))}
+
+
+TABLE = Table(
+    name="lm",
+    number="Tables 1 and 2",
+    title="Perplexity of held-out text",
+    columns=(PERPLEXITY, NATS, BITS_PER_BYTE),
+    rows=(
+        Row("ar", "AR", {PERPLEXITY.key: "22.32 (LM1B), 17.54 (OWT)"}),
+        Row("mdlm", "MDLM", {PERPLEXITY.key: "27.04 (LM1B), 23.21 (OWT)"}),
+        Row("sedd", "SEDD", {PERPLEXITY.key: "32.79 (LM1B), 24.10 (OWT)"}),
+        Row("d3pm", "D3PM, absorbing", {PERPLEXITY.key: "76.90 (LM1B)"}),
+        Row("uniform", "uniform diffusion"),
+    ),
+    trainings=_trainings,
+    measure=_measure,
+    claims=(
+        below(
+            "AR has a lower perplexity than MDLM, MDLM than SEDD, and SEDD than D3PM.",
+            "ar",
+            "mdlm",
+            "sedd",
+            "d3pm",
+            column=NATS.key,
+        ),
+        below("MDLM has a lower perplexity than SEDD.", "mdlm", "sedd", column=NATS.key),
+        below("MDLM has a lower perplexity than D3PM.", "mdlm", "d3pm", column=NATS.key),
+    ),
+    protocol=(
+        "Every method has the same text, tokenizer, network, batches and number of rows; AR has half the steps, as in"
+        " the paper, so that as many tokens are predicted.",
+        "Perplexities are upper bounds but for AR's, which is exact; D3PM's and uniform diffusion's are those of"
+        " 1,000 steps.",
+        "Uniform diffusion is not in the paper's table.",
+    ),
+    data="text: wikitext2/train.tokens, samples/c4.utf8, samples/wiki.utf8, or the standard library",
+    missing=missing_text,
+)
