@@ -6,7 +6,7 @@ from unmask.data.loader import Loader, RowLayout
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE, evaluate_corpus
 from unmask.likelihood.corpus import EvalConfig
 from unmask.likelihood.score import Score
-from unmask.reproduce._vocabulary import Column, Estimate, TrainedModel
+from unmask.reproduce._vocabulary import Column, Estimate, Figures, TrainedModel
 
 NATS, PERPLEXITY = Column("nats", "nats/token"), Column("perplexity", "perplexity")
 BITS_PER_BYTE = Column("bits_per_byte", "bits/byte")
@@ -38,5 +38,10 @@ def held_out_loader(trained: TrainedModel) -> Loader:
 
 def held_out_score(trained: TrainedModel) -> Score:
     """The bound on the held-out part of the text that the model was trained on, by its own objective."""
-    config = EvalConfig(trained.setup.windows, replicates=4, seed=trained.seed)
+    config = EvalConfig(trained.setup.windows, replicates=8, seed=trained.seed)
     return evaluate_corpus(trained.lm, trained.corpus, "valid", held_out_layout(trained), config)
+
+
+def held_out_columns(trained: TrainedModel) -> Figures:
+    """The bound on held-out text as the row of the method."""
+    return {trained.method: score_columns(held_out_score(trained))}

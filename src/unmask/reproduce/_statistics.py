@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from unmask.io.errors import import_optional
 from unmask.report.formatting import estimate_cell
-from unmask.reproduce._vocabulary import Claim, Results, Seeds, Verdict, summarize
+from unmask.reproduce._vocabulary import Claim, Results, Verdict, summarize
 
-_Test: TypeAlias = Callable[[Results], Verdict]
+_Test: TypeAlias = Callable[[Results], tuple[float, float]]
 _ROUNDING = 1e-12
 """A spread below this share of the values is none."""
 _WELCH, _PAIRED = "Welch's t-test over seeds", "paired t-test over seeds"
@@ -26,14 +26,14 @@ def below(text: str, *rows: str, column: str, paired: bool = False, factor: floa
     """The claim that each row is below the next one; with `factor`, below that multiple of it."""
     tests = [_below(first, second, column, paired, factor) for first, second in itertools.pairwise(rows)]
     name = f"one-sided {_PAIRED if paired else _WELCH} for each pair, all at 5 %"
-    return Claim(text, _all_of(tests), name)
+    return Claim(text, _all_of(tests, rows, column), name)
 
 
 def same(text: str, first: str, others: Sequence[str], *, column: str, margin: float, paired: bool = False) -> Claim:
     """The claim that a row differs from each of the others by less than `margin`."""
     tests = [_same(first, other, column, margin, paired) for other in others]
     name = f"two one-sided tests of equivalence ({_PAIRED if paired else _WELCH}), margin {margin:g}, at 5 %"
-    return Claim(text, _all_of(tests), name)
+    return Claim(text, _all_of(tests, (first, *others), column), name)
 
 
 def p_below(first: Sequence[float], second: Sequence[float], paired: bool) -> float:
@@ -50,13 +50,14 @@ def p_below(first: Sequence[float], second: Sequence[float], paired: bool) -> fl
 
 
 def _below(first: str, second: str, column: str, paired: bool, factor: float) -> _Test:
-    def test(results: Results) -> Verdict:
-        left, right, evidence = _entries(results, first, second, column)
-        a, b = _values(left, right, paired)
+    """The p-values of a claim and of its opposite."""
+
+    def test(results: Results) -> tuple[float, float]:
+        a, b = _values(results, first, second, column, paired)
         if min(len(a), len(b)) < 2:
-            return Verdict(1.0, 1.0, evidence)
+            return 1.0, 1.0
         b = [factor * value for value in b]
-        return Verdict(p_below(a, b, paired), p_below(b, a, paired), evidence)
+        return p_below(a, b, paired), p_below(b, a, paired)
 
     return test
 
@@ -64,42 +65,32 @@ def _below(first: str, second: str, column: str, paired: bool, factor: float) ->
 def _same(first: str, second: str, column: str, margin: float, paired: bool) -> _Test:
     """Equal means |difference| < margin: both one-sided hypotheses must be rejected."""
 
-    def test(results: Results) -> Verdict:
-        left, right, evidence = _entries(results, first, second, column)
-        a, b = _values(left, right, paired)
+    def test(results: Results) -> tuple[float, float]:
+        a, b = _values(results, first, second, column, paired)
         if min(len(a), len(b)) < 2:
-            return Verdict(1.0, 1.0, evidence)
+            return 1.0, 1.0
         lower, higher = [value - margin for value in b], [value + margin for value in b]
         p_same = max(p_below(lower, a, paired), p_below(a, higher, paired))
-        p_other = 2 * min(p_below(a, lower, paired), p_below(higher, a, paired))
-        return Verdict(p_same, min(1.0, p_other), evidence)
+        return p_same, min(1.0, 2 * min(p_below(a, lower, paired), p_below(higher, a, paired)))
 
     return test
 
 
-def _all_of(tests: Sequence[_Test]) -> _Test:
+def _all_of(tests: Sequence[_Test], rows: Sequence[str], column: str) -> Callable[[Results], Verdict]:
     """All must hold (the largest p-value); one that is refuted refutes them all (Bonferroni)."""
 
-    def test(results: Results) -> Verdict:
-        verdicts = [each(results) for each in tests]
-        refuted = min(1.0, len(verdicts) * min(verdict.p_refuted for verdict in verdicts))
-        evidence = "; ".join(verdict.evidence for verdict in verdicts)
-        return Verdict(max(verdict.p_reproduced for verdict in verdicts), refuted, evidence)
+    def verdict(results: Results) -> Verdict:
+        p_reproduced, p_refuted = zip(*(test(results) for test in tests), strict=True)
+        entries = ((row, results.get((row, column))) for row in rows)
+        shown = (f"{row} {estimate_cell(*summarize(seeds)) if seeds else 'is missing'}" for row, seeds in entries)
+        return Verdict(max(p_reproduced), min(1.0, len(tests) * min(p_refuted)), f"{column}: {', '.join(shown)}")
 
-    return test
+    return verdict
 
 
-def _entries(results: Results, first: str, second: str, column: str) -> tuple[Seeds, Seeds, str]:
+def _values(results: Results, first: str, second: str, column: str, paired: bool) -> tuple[list[float], list[float]]:
+    """The values of both rows; if paired, of the seeds that both have."""
     left, right = results.get((first, column), {}), results.get((second, column), {})
-    shown = [
-        f"{row} {estimate_cell(*summarize(seeds)) if seeds else 'is missing'}"
-        for row, seeds in ((first, left), (second, right))
-    ]
-    return left, right, f"{column}: {', '.join(shown)}"
-
-
-def _values(left: Seeds, right: Seeds, paired: bool) -> tuple[list[float], list[float]]:
-    """The values of both; if paired, of the seeds that both have."""
     common = [seed for seed in left if seed in right]
     a = [left[seed].value for seed in (common if paired else left)]
     b = [right[seed].value for seed in (common if paired else right)]

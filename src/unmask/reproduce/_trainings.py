@@ -27,6 +27,8 @@ PILOT_SHARE, PILOT_SEED = 1 / 3, 0
 _LM1B, _OWT = "lm1b", "owt"
 _TEXT_FILES = ("wikitext2/train.tokens", "samples/c4.utf8", "samples/wiki.utf8")
 """The text of a data folder, as far as it is there."""
+TEXT = f"text: {', '.join(_TEXT_FILES)}; else the standard library; at the paper's scale LM1B or OpenWebText (hub)"
+"""What trainings on text need."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unmask.reproduce._tables import lm, schedules
+from unmask.reproduce._tables import ablation, lm, schedules, steps, time
 from unmask.reproduce._vocabulary import Table
 
-TABLES: dict[str, Table] = {table.name: table for table in (lm.TABLE, schedules.TABLE)}
+TABLES: dict[str, Table] = {module.TABLE.name: module.TABLE for module in (lm, schedules, steps, ablation, time)}
 """By the names that `unmask reproduce` takes, in the order in which `all` carries them out."""

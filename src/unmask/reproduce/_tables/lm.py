@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.reproduce._measures import BITS_PER_BYTE, NATS, PERPLEXITY, held_out_score, score_columns
+from unmask.reproduce._measures import BITS_PER_BYTE, NATS, PERPLEXITY, held_out_columns
 from unmask.reproduce._statistics import below
-from unmask.reproduce._trainings import missing_text, text_trainings
-from unmask.reproduce._vocabulary import Figures, Row, Setup, Table, TrainedModel, Training
+from unmask.reproduce._trainings import TEXT, missing_text, text_trainings
+from unmask.reproduce._vocabulary import Row, Setup, Table, Training
 
 
 def _trainings(setup: Setup) -> Sequence[Training]:
     return text_trainings(setup, "mdlm", "ar", "sedd", "d3pm", "uniform", dataset="lm1b")
-
-
-def _measure(trained: TrainedModel) -> Figures:
-    return {trained.method: score_columns(held_out_score(trained))}
 
 
 TABLE = Table(
@@ -31,7 +27,7 @@ TABLE = Table(
         Row("uniform", "uniform diffusion"),
     ),
     trainings=_trainings,
-    measure=_measure,
+    measure=held_out_columns,
     claims=(
         below(
             "AR has a lower perplexity than MDLM, MDLM than SEDD, and SEDD than D3PM.",
@@ -51,6 +47,6 @@ TABLE = Table(
         " 1,000 steps.",
         "Uniform diffusion is not in the paper's table.",
     ),
-    data="text: wikitext2/train.tokens, samples/c4.utf8, samples/wiki.utf8, or the standard library",
+    data=TEXT,
     missing=missing_text,
 )

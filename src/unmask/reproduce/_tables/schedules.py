@@ -22,7 +22,7 @@ from unmask.objectives import MDLM
 from unmask.objectives.base import Noise, corrupt_batch
 from unmask.reproduce._measures import held_out_loader
 from unmask.reproduce._statistics import below, same
-from unmask.reproduce._trainings import missing_text, text_trainings
+from unmask.reproduce._trainings import TEXT, missing_text, text_trainings
 from unmask.reproduce._vocabulary import Column, Estimate, Figures, Row, Setup, Table, TrainedModel, Training
 from unmask.types import Batch
 
@@ -213,7 +213,7 @@ TABLE = Table(
         " 20 t, which has the same ends and can be measured.",
         f"The variance of a batch is that of the mean over {_BATCH_SIZE} rows, over draws for the same rows.",
     ),
-    data="text: wikitext2/train.tokens, samples/c4.utf8, samples/wiki.utf8, or the standard library",
+    data=TEXT,
     missing=missing_text,
     plot_columns=(_VARIANCE.key, _BATCH_VARIANCE.key),
 )
