@@ -8,6 +8,7 @@ by the paired one. One seed decides nothing.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -18,7 +19,7 @@ from unmask.reproduce._vocabulary import Claim, Results, Verdict, summarize
 
 _Test: TypeAlias = Callable[[Results], tuple[float, float]]
 _ROUNDING = 1e-12
-"""A spread below this share of the values is none."""
+"""A standard error of no more than this share of the values is none."""
 _WELCH, _PAIRED = "Welch's t-test over seeds", "paired t-test over seeds"
 
 
@@ -38,15 +39,16 @@ def same(text: str, first: str, others: Sequence[str], *, column: str, margin: f
 
 def p_below(first: Sequence[float], second: Sequence[float], paired: bool) -> float:
     """The p-value of the one-sided test that the mean of `first` is below that of `second`."""
+    groups = [[a - b for a, b in zip(first, second, strict=True)]] if paired else [first, second]
     difference = statistics.fmean(first) - statistics.fmean(second)
-    pairs = [a - b for a, b in zip(first, second, strict=True)] if paired else []
-    spread = max(map(statistics.pstdev, [pairs] if paired else [first, second]))
-    if spread < _ROUNDING * max(map(abs, [*first, *second])) or spread == 0:  # the sign decides
+    variances = [statistics.variance(group) / len(group) for group in groups]
+    error = math.sqrt(sum(variances))
+    if error <= _ROUNDING * max(map(abs, [*first, *second])):  # no spread: the sign decides
         return 0.0 if difference < 0 else 1.0
-    stats = import_optional("scipy.stats", "reproduce")
-    if paired:
-        return float(stats.ttest_rel(first, second, alternative="less").pvalue)
-    return float(stats.ttest_ind(first, second, equal_var=False, alternative="less").pvalue)
+    # Welch and Satterthwaite's degrees of freedom; of a single group, n - 1.
+    shares = [variance / sum(variances) for variance in variances]
+    degrees = 1 / sum(share**2 / (len(group) - 1) for share, group in zip(shares, groups, strict=True))
+    return float(import_optional("scipy.stats", "reproduce").t.cdf(difference / error, degrees))
 
 
 def _below(first: str, second: str, column: str, paired: bool, factor: float) -> _Test:
