@@ -1,8 +1,12 @@
 """Count the values that a piece of code reads back from the device.
 
 On an accelerator each of them waits for all work that was queued before it. They are counted as operators,
-so the counts on a CPU are those on an accelerator. What a generator of the CPU has drawn is on the host already,
-and reading it waits for nothing: it does not count.
+so the counts on a CPU are those on an accelerator. What does not count, because nothing is waited for:
+
+* what a generator of the CPU has drawn, which is on the host already;
+* `numpy()`: it exists for tensors of the host only, and others must be copied by `cpu()` first, which counts;
+* `_assert_async`, by which `unmask.ops.checks.holds` asks a CPU, and no other device, whether a condition holds;
+* work of other threads, such as the one that prepares batches on the host.
 
     with host_reads() as reads:
         step()
@@ -11,6 +15,7 @@ and reading it waits for nothing: it does not count.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,19 +80,19 @@ def _has_boolean_index(func: Any, args: Any) -> bool:
 
 @contextmanager
 def host_reads() -> Iterator[HostReads]:
-    """Count the host reads of what runs inside; `tolist`, `numpy` and `cpu` count as one each."""
-    mode = HostReads()
+    """Count the host reads of what runs inside, in this thread; `tolist` and `cpu` count as one each."""
+    mode, thread = HostReads(), threading.get_ident()
 
     def counted(name: str) -> Any:
         original = getattr(Tensor, name)
 
         def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            mode.kinds[name] += 1
+            mode.kinds[name] += threading.get_ident() == thread
             return original(tensor, *args, **kwargs)
 
         return original, call
 
-    replaced = {name: counted(name) for name in ("tolist", "numpy", "cpu")}
+    replaced = {name: counted(name) for name in ("tolist", "cpu")}
     try:
         for name, (_, call) in replaced.items():
             setattr(Tensor, name, call)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ def put(x: Tensor, value: Any) -> None:
     x[FLAGS] = value
 
 
+def elsewhere(read: Callable[[], object]) -> None:
+    thread = Thread(target=read)
+    thread.start()
+    thread.join()
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -27,7 +34,7 @@ def put(x: Tensor, value: Any) -> None:
         lambda: X[1:2].tolist(),
         lambda: X.sum().tolist(),
         lambda: X.cpu(),
-        lambda: X.numpy(),
+        lambda: X.cpu().numpy(),
         lambda: FLAGS.nonzero(),
         lambda: FLAGS.nonzero(as_tuple=True),
         lambda: X[FLAGS],
@@ -55,6 +62,10 @@ def test_every_way_to_read_a_value_counts_once(read: Callable[[], object]) -> No
         lambda: X.topk(2).indices.clone(),
         lambda: len(X) + X.shape[0],
         lambda: torch.cat([X, X]).cumsum(0),
+        lambda: X.numpy(),
+        lambda: torch._assert_async(FLAGS.any()),
+        lambda: elsewhere(X.tolist),
+        lambda: elsewhere(X.sum().item),
         lambda: float(torch.rand((), generator=torch.Generator())),
         lambda: int(torch.randint(9, (), generator=torch.Generator())),
     ],

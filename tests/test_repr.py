@@ -23,7 +23,8 @@ def test_a_model_says_what_it_is() -> None:
     lm = model()
     parameters = sum(parameter.numel() for parameter in lm.denoiser.parameters())
     assert repr(lm) == (
-        f"LanguageModel(MDLM, {parameters:,} parameters, vocabulary 5, up to 12 tokens, cpu, float32,"
+        f"LanguageModel(MDLM, 1 layers of width 16 with 2 heads, {parameters:,} parameters, vocabulary 5,"
+        " up to 12 tokens, cpu, float32,"
         " Tokenizer(WordLevel, 4 ids))"
     )
 

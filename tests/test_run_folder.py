@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
@@ -97,6 +99,29 @@ def test_a_damaged_corpus_stops_the_run_by_the_name_of_its_file(run: Path, comma
     shutil.rmtree(run / "corpus")  # as the sentence says
     assert command("train", "tiny", "--out", run)[0] == 0
     assert (run / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "tokenizer.json", "train-00000.bin"])
+def test_a_corpus_that_may_not_be_read_is_not_to_be_deleted(
+    file: str, run: Path, command: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_back(run)
+
+    def refusing(open_file: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Any, *rest: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and Path(path) == run / "corpus" / file:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return open_file(path, *rest, **options)
+
+        return refuse
+
+    for module in (os, io):  # who tests as root may read everything
+        monkeypatch.setattr(module, "open", refusing(module.open))
+    code, _, err = command("train", "tiny", "--out", run)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "Permission denied" in err
+    assert "damaged" not in err
+    assert "delete" not in err
 
 
 def test_no_whole_checkpoint_is_said_and_nothing_is_lost(run: Path, command: Callable[..., Told]) -> None:

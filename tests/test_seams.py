@@ -16,6 +16,7 @@ import pytest
 import unmask
 from unmask import BACKBONES, OBJECTIVES, PROCESS_SAMPLERS, ROW_LAYOUTS, SAMPLERS, SCHEDULES
 from unmask.cli import command_function
+from unmask.cli._generate import GenerationOptions
 from unmask.cli._help import help_text
 from unmask.cli._signature import field_docstrings
 from unmask.config import external_kinds, field_types, from_json, override, to_json
@@ -268,6 +269,67 @@ def test_every_example_works_on_the_command_line(part: str, tmp_path: Path) -> N
     assert written.returncode == 0, written.stderr
     assert len(json.loads(written.stdout)["tokens"][0]) == 8
     assert not more or json.loads(written.stdout)["nfe"] == 3
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+from unmask import Sampler, Wrapped
+
+@dataclass(frozen=True)
+class Plain(Sampler):
+    def run(self, denoiser, canvas):
+        yield canvas.tokens.masked_fill(canvas.tokens == denoiser.vocab.mask_id, 65)
+
+plain = Plain()
+
+@dataclass(frozen=True)
+class Halves(Wrapped):
+    def with_length(self, length):
+        return Halves(max(1, length // 2))
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside_parts.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "outside_parts", raising=False)
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("name", ["outside_parts:Plain", "outside_parts:plain"])
+def test_a_sampler_without_params_refuses_a_temperature(name: str) -> None:
+    backbone = unmask.DiTConfig(width=16, depth=1, heads=2, max_length=16)
+    lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), Tokenizer.bytes())
+    for options in ({"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.5}):
+        with pytest.raises(ValueError, match=f"^the sampler {name} has no temperature, top_k or top_p"):
+            GenerationOptions(sampler=name, **options).build_sampler(lm)
+        with pytest.raises(ValueError, match=f"^the sampler {name} has no temperature"):
+            GenerationOptions(sampler=name, block_size=4, **options).build_sampler(lm)
+    assert lm.sample(length=3, sampler=GenerationOptions(sampler=name).build_sampler(lm)).text == "AAA"
+    drawn = GenerationOptions(sampler="examples.custom_sampler:Leftmost", top_k=2).build_sampler(lm)
+    assert drawn.params.top_k == 2  # type: ignore[attr-defined]
+
+
+def test_a_row_layout_from_outside_works_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "outside_parts.py").write_text(OUTSIDE)
+    out = tmp_path / "run"
+    words = ["train", "examples.custom_recipe:tiny", "--steps", "2", "--out", str(out)]
+    words += ["--set", "layout=outside_parts:Halves", "--set", "layout.length=16"]
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from unmask.cli import main; main()"
+    for _ in range(2):  # the second time, the run is resumed: nothing is left to do
+        done = subprocess.run(
+            [sys.executable, "-c", start, *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
+        )
+        assert done.returncode == 0, done.stderr
+    saved = json.loads((out / "experiment.json").read_text())
+    assert saved["layout"]["kind"] == "outside_parts:Halves"
+    assert saved["layout"]["length"] == 16
 
 
 def test_samplers_from_outside_are_objects_in_python() -> None:

@@ -7,10 +7,12 @@ One `Context` is passed from the caller of a denoiser to the network's attention
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -118,6 +120,13 @@ class Context:
     """Where keys and values of earlier calls are read, and those of this call are kept."""
     segment_ids: Tensor | None = None
     """int64 [B, positions of the text]: 0 in the first text of a pair and 1 in the second (BERT's token types)."""
+    valid_on_host: NDArray[np.bool_] | None = field(default=None, compare=False)
+    """`valid` as the host knows it: padding is then laid out without waiting for the device. None: it is read."""
+
+    def __post_init__(self) -> None:
+        known, valid = self.valid_on_host, self.valid
+        if known is not None and (valid is None or known.shape != valid.shape):
+            raise ValueError("valid_on_host must be the same booleans as valid: replace both, or set it to None")
 
     @property
     def is_empty(self) -> bool:

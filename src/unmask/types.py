@@ -6,12 +6,14 @@ B sequences of L positions over V tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.context import Context
@@ -43,14 +45,28 @@ class Queries(tuple[Tensor, Tensor]):
     """The largest of the counts."""
     shape: torch.Size
     """[B, L]."""
-    facts: tuple[bool, ...]
+    facts: tuple[bool, ...] = ()
     """Booleans that were read from the device together with the counts."""
+    on_host: NDArray[np.bool_] | None = None
+    """bool [B, L]: True at the queried positions, if that is known on the host."""
 
     @classmethod
-    def from_mask(cls, mask: Bool[Tensor, "B L"], *facts: Tensor) -> Queries:
-        """The True positions of booleans [B, L]; sizes and `facts` (boolean scalars) take one host read."""
+    def from_host(cls, mask: NDArray[np.bool_], device: torch.device) -> Queries:
+        """The True positions of booleans [B, L] that are known on the host: nothing is read."""
+        sequence, position = (torch.from_numpy(index).to(device) for index in mask.nonzero())
+        queries, counts = cls((sequence, position)), mask.sum(1)
+        queries.counts, queries.max_count = torch.from_numpy(counts).to(device), int(counts.max(initial=0))
+        queries.shape, queries.on_host = torch.Size(mask.shape), mask
+        return queries
+
+    @classmethod
+    def from_mask(cls, mask: Bool[Tensor, "B L"], *facts: Tensor, known_counts: Sequence[int] = ()) -> Queries:
+        """The True positions of booleans [B, L]; sizes and `facts` (boolean scalars) take one host read.
+
+        Where the number of each sequence is known, as `known_counts` [B], nothing is read.
+        """
         counts, batch = mask.sum(1), len(mask)
-        numbers = torch.cat([counts, *(fact.view(1) for fact in facts)]).tolist()
+        numbers = known_counts or torch.cat([counts, *(fact.view(1) for fact in facts)]).tolist()
         total, length = sum(numbers[:batch]), max(1, mask.shape[1])
         flags = mask.flatten()
         # Like nonzero(), which would synchronize: index i goes to slot cumsum(i) - 1.
@@ -68,34 +84,32 @@ class Queries(tuple[Tensor, Tensor]):
         index = torch.arange(shape.numel(), device=device)
         queries = cls((index // max(1, shape[1]), index % max(1, shape[1])))
         queries.counts, queries.max_count = torch.full((shape[0],), shape[1], device=device), shape[1]
-        queries.shape, queries.facts = shape, ()
+        queries.shape, queries.on_host = shape, np.ones(shape, dtype=np.bool_)
         return queries
 
     @classmethod
-    def resolve(cls, positions: Positions, shape: torch.Size, *facts: Tensor) -> tuple[Queries, Tensor | None]:
-        """The queries of any positions, and the permutation to the order given (None if they are in it)."""
+    def resolve(
+        cls, positions: Positions, shape: torch.Size, *facts: Tensor, on_host: NDArray[np.bool_] | None = None
+    ) -> tuple[Queries, Tensor | None]:
+        """The queries of any positions, and the permutation to the order given (None if they are in it).
+
+        `facts` are read if sizes must be read: what are queries already have none, and neither have positions that
+        are known `on_host`, as booleans [B, L].
+        """
         if isinstance(positions, Queries):
-            return positions._with_facts(*facts), None
+            return positions, None
         if isinstance(positions, Tensor):
             return cls.from_mask(positions, *facts), None
         mask = torch.zeros(shape, dtype=torch.bool, device=positions[0].device)
         mask[positions] = True
         order = (mask.flatten().cumsum(0) - 1).view(shape)[positions]
-        return cls.from_mask(mask, *facts), order
+        return cls.from_mask(mask, *facts) if on_host is None else cls.from_host(on_host, mask.device), order
 
-    def _with_facts(self, *facts: Tensor) -> Queries:
-        """The same queries; `facts`, if there are any, take one host read."""
-        if not facts:
-            return self
-        return self._copy(self.shape, tuple(torch.stack(facts).tolist()))
-
-    def in_longer(self, length: int) -> Queries:
-        """The same positions of sequences of `length` tokens."""
-        return self._copy(torch.Size((self.shape[0], length)), self.facts)
-
-    def _copy(self, shape: torch.Size, facts: tuple[bool, ...]) -> Queries:
-        queries = Queries((self[0], self[1]))
-        queries.counts, queries.max_count, queries.shape, queries.facts = self.counts, self.max_count, shape, facts
+    def in_longer(self, length: int, start: int = 0) -> Queries:
+        """The same positions of sequences of `length` tokens, in which these sequences begin at `start`."""
+        queries = Queries((self[0], self[1] + start))
+        queries.counts, queries.max_count = self.counts, self.max_count
+        queries.shape = torch.Size((self.shape[0], length))
         return queries
 
     def gather(self, values: Tensor) -> Tensor:
@@ -198,6 +212,8 @@ class Batch:
     """Groups, covering all rows, whose noise is drawn independently: a network call may serve several requests."""
     checked_vocab: Vocab | None = None
     """The vocabulary that the tokens were checked against; they are not checked again in every step."""
+    _host: Batch | None = field(default=None, init=False, repr=False, compare=False)
+    """The batch that `to` has copied to the device. It is not copied by `replace`, after which it may be another."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
@@ -224,6 +240,13 @@ class Batch:
         vocab.validate(self.tokens)
         vocab.validate(self.tokens if self.valid is None else self.tokens[self.valid], clean=True)
         return replace(self, checked_vocab=vocab)
+
+    @property
+    def on_host(self) -> Batch:
+        """The same batch in the host's memory, where its tokens can be looked at without waiting for the device."""
+        if self._host is not None:
+            return self._host
+        return self if self.tokens.device.type == "cpu" else self.to(torch.device("cpu"))
 
     @property
     def resolved_global_batch_size(self) -> int:
@@ -253,12 +276,13 @@ class Batch:
         """The positions of the loss mask; without padding and prompts all positions, with no host read."""
         if self.valid is None and self.prompt_mask is None:
             return Queries.everywhere(self.tokens.shape, self.tokens.device)
-        return Queries.from_mask(self.loss_mask)
+        return Queries.from_host(self.on_host.loss_mask.numpy(), self.tokens.device)
 
     @property
     def context(self) -> Context:
         """What the network needs besides the tokens: padding and documents."""
-        return Context(valid=self.valid, document_ids=self.document_ids)
+        valid = self.on_host.valid
+        return Context(self.valid, self.document_ids, valid_on_host=None if valid is None else valid.numpy())
 
     def truncated(self, length: int) -> Batch:
         """The first `length` tokens of every row; values per row, such as a label [B], are kept."""
@@ -268,7 +292,10 @@ class Batch:
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
         tensors = self._named_tensors().items()
-        return self._replace_tensors({name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors})
+        moved = self._replace_tensors({name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors})
+        if self.tokens.device.type == "cpu":
+            object.__setattr__(moved, "_host", self)
+        return moved
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from which it is copied to a GPU asynchronously."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tiny_models
 from backbones.test_hf import denoiser as hf_denoiser
 from host_reads import host_reads
-from unmask import MDLM, BlockDiffusion, Blockwise, ReMDM
+from unmask import MDLM, BlockDiffusion, Blockwise, Confidence, LanguageModel, ReMDM, Sampler
 from unmask.backbones.base import Backbone, Capabilities, network_blocks
 from unmask.sampling.canvas import Canvas
 from unmask.training._muon import MuonOptimizer
@@ -81,6 +81,27 @@ def test_layers_wrapped_by_peft_train_and_sample() -> None:
     adapters = [p for n, p in model.named_parameters() if "lora_" in n]
     assert adapters
     assert all(p.grad is not None for p in adapters)
+
+
+@pytest.mark.parametrize("sampler", [Confidence(4), Blockwise(4, Confidence(2), "prefix")], ids=["plain", "cached"])
+def test_texts_of_layers_wrapped_by_peft_are_those_of_the_merged_weights(sampler: Sampler) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = copy.deepcopy(tiny_models.tiny_denoiser(MDLM()))
+    config = peft.LoraConfig(r=2, target_modules=["qkv", "out", "mlp.0", "mlp.2"], init_lora_weights=False)
+    plain = LanguageModel(copy.deepcopy(model)).sample(n=4, sampler=sampler, seed=3).ids
+    model.backbone.layers = peft.inject_adapter_in_model(config, model.backbone.layers)
+    wrapped = LanguageModel(model).sample(n=4, sampler=sampler, seed=3).ids
+    layers = [layer for layer in model.modules() if isinstance(layer, peft.tuners.lora.LoraLayer)]
+    assert len(layers) == 8
+    for layer in layers:
+        layer.merge()
+    assert LanguageModel(model).sample(n=4, sampler=sampler, seed=3).ids == wrapped
+    unwrapped = copy.deepcopy(tiny_models.tiny_denoiser(MDLM()))
+    merged = {name.replace(".base_layer", ""): weight for name, weight in model.state_dict().items()}
+    unwrapped.load_state_dict({name: weight for name, weight in merged.items() if "lora_" not in name})
+    assert LanguageModel(unwrapped).sample(n=4, sampler=sampler, seed=3).ids == wrapped
+    assert wrapped != plain
 
 
 def test_a_cache_is_not_started_by_some_of_the_sequences() -> None:

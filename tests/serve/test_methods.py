@@ -109,6 +109,13 @@ def test_a_sampler_object_of_the_caller_is_served_by_its_name() -> None:
         schema = server.http.get("/openapi.json").json()["components"]["schemas"]["InfillRequest"]
         assert schema["properties"]["sampler"]["enum"] == card["samplers"]
         answer = server.post("/v1/infill", template="abc <mask:4>", sampler="left-first", seed=1).json()
+        for option, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5)):
+            asked = {"template": "abc <mask:4>", "sampler": "left-first", option: value}
+            refused = server.post("/v1/infill", **asked)
+            assert refused.status_code == 400
+            said = refused.json()["error"]["message"]
+            assert said.startswith("the sampler left-first has no temperature, top_k or top_p")
+        assert server.post("/v1/infill", template="abc <mask>", sampler="left-first", temperature=1).status_code == 200
     expected = lm.infill("abc <mask:4>", sampler=_LeftFirst(), seed=1)
     assert answer["results"][0]["text"] == expected.texts[0]
     assert [token["step"] for token in answer["results"][0]["spans"][0]["tokens"]] == [1, 2, 3, 4]

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.backbones.cache import KVCacheView, kv_view
 from unmask.context import AttentionStages, Context
+from unmask.ops.checks import holds
 from unmask.types import Queries
 
 FLEX_DEVICES = frozenset({"cuda"})
@@ -68,9 +71,24 @@ class AttentionLayout:
         source = torch.where(visible, key - self.num_before, itself)
         sequence, position = queries
         previous = source[sequence if len(source) > 1 else 0, position]
-        if self.num_before and bool((previous < 0).any()):
+        if self.num_before and not holds(previous >= 0):
             raise ValueError("a network that predicts the next token must be given the token before a queried one")
         return previous
+
+    @staticmethod
+    def shifted_on_host(queries: Queries, context: Context) -> NDArray[np.bool_] | None:
+        """`shifted` as booleans [B, L], where the host knows it; None elsewhere."""
+        valid, others = context.valid_on_host, (context.stages, context.cache, context.document_ids)
+        unknown = context.valid is not None and valid is None
+        if queries.on_host is None or unknown or any(other is not None for other in others):
+            return None
+        sequence, position = queries.on_host.nonzero()
+        previous = np.maximum(position - 1, 0)
+        if valid is not None:
+            previous = np.where(valid[sequence, previous], previous, position)
+        shifted = np.zeros_like(queries.on_host)
+        shifted[sequence, previous] = True
+        return shifted
 
 
 def attention_layout(
@@ -101,7 +119,7 @@ def attention_layout(
     )
     return AttentionLayout(
         None if mask is None else _attend_to_itself(mask, num_before),
-        _position_ids(query, context.valid, left_padded),
+        _position_ids(query, context, left_padded),
         query,
         key,
         shared,
@@ -173,11 +191,14 @@ def _attend_to_itself(mask: Tensor, num_before: int) -> Tensor:
     return mask
 
 
-def _position_ids(positions: Tensor, valid: Tensor | None, left_padded: bool | None) -> Tensor:
+def _position_ids(positions: Tensor, context: Context, left_padded: bool | None) -> Tensor:
     """Positions, counted from the end of the padding on the left."""
-    if valid is None or left_padded is False:
+    valid, known = context.valid, context.valid_on_host
+    if valid is None:
         return positions
-    if left_padded is None and bool(valid[:, 0].all()):
+    if left_padded is None:
+        left_padded = not bool(valid[:, 0].all() if known is None else known[:, 0].all())
+    if not left_padded:
         return positions
     padding = (~valid).long().cumprod(1).sum(1, keepdim=True)
     return (positions - padding).clamp(min=0)

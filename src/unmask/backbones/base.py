@@ -40,6 +40,8 @@ class Capabilities:
     """Whether `encode` takes a cache, and `new_cache` makes one."""
     supports_segments: bool = False
     """Whether the network tells the two texts of a pair apart by segment ids."""
+    parses_special_tokens: bool = False
+    """Whether its texts spell special tokens, such as [CLS] or those of a chat, as those of published networks do."""
 
 
 class _BackboneMeta(ABCMeta):
@@ -102,7 +104,8 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
         raise ValueError(f"{type(self).__name__} has no cache: sample without one")
 
     def aux_loss(self) -> Tensor | None:
-        """A loss of the last call that is added to the objective's, such as a balance of experts; None: nothing."""
+        """A scalar of the last call that is added to the loss per token, such as a balance of experts, already
+        multiplied by its coefficient; None: nothing. Whether there is one is the same in every call."""
         return None
 
     @torch.no_grad()

@@ -11,11 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unmask.backbones.attention_mask import FLEX_DEVICES, AttentionLayout, attention_layout, flex_block_mask
+from unmask.backbones.attention_mask import (
+    FLEX_DEVICES,
+    AttentionLayout,
+    attention_layout,
+    flex_block_mask,
+)
 from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
 from unmask.backbones.block import ACTIVATIONS, Block
 from unmask.backbones.cache import KVCache, kv_view
@@ -206,6 +212,7 @@ class DiT(Backbone):
             supports_stages=True,
             supports_documents=True,
             supports_cache=True,
+            parses_special_tokens=self.config.llama is not None,
         )
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -229,7 +236,7 @@ class DiT(Backbone):
             h.shape[1], h.device, causal=self.config.causal, context=context, left_padded=left_padded
         )
         if queries is not None and self.config.shift_logits:
-            queries, order = _shift(queries, order, attn)
+            queries, order = _shift(queries, order, attn, context)
         x = self._hidden_states(h, t, context, attn, packed, queries)
         if order is not None:
             x = x[order]
@@ -271,8 +278,12 @@ class DiT(Backbone):
             return None, None
         valid = context.valid[:, : h.shape[1]]
         computed = valid if queries is None else valid | queries.mask()
-        indices = Queries.from_mask(computed, valid[:, 0].all())
-        return PackedTokens.if_sparse(computed, indices), not indices.facts[0]
+        known, queried = context.valid_on_host, np.False_ if queries is None else queries.on_host
+        if known is None or queried is None:
+            indices = Queries.from_mask(computed, valid[:, 0].all())
+            return PackedTokens.if_sparse(computed, indices), not indices.facts[0]
+        indices = Queries.from_host(known[:, : h.shape[1]] | queried, h.device)
+        return PackedTokens.if_sparse(computed, indices), not known[:, 0].all()
 
     def _add_neighbours(self, h: Tensor, context: Context, attn: AttentionLayout) -> Tensor:
         """h, plus a convolution over neighbouring positions if the network has one."""
@@ -344,10 +355,14 @@ class DiT(Backbone):
             nn.init.zeros_(self.lm_head.weight)
 
 
-def _shift(queries: Queries, order: Tensor | None, attn: AttentionLayout) -> tuple[Queries, Tensor | None]:
+def _shift(
+    queries: Queries, order: Tensor | None, attn: AttentionLayout, context: Context
+) -> tuple[Queries, Tensor | None]:
     """The positions before the queried ones, each once, and the order of the output.
 
     The first two tokens of a text are both predicted at its first position.
     """
-    shifted, moved = Queries.resolve((queries[0], attn.shifted(queries)), queries.shape)
+    shifted, moved = Queries.resolve(
+        (queries[0], attn.shifted(queries)), queries.shape, on_host=attn.shifted_on_host(queries, context)
+    )
     return shifted, moved if moved is None or order is None else moved[order]

@@ -163,6 +163,7 @@ class HFBackbone(Backbone):
             supports_documents=True,
             supports_cache=self.future_visibility is not None,
             supports_segments="token_type_ids" in self._forward_params and self._num_segments > 1,
+            parses_special_tokens=True,
         )
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -206,7 +207,8 @@ class HFBackbone(Backbone):
     def _attention(self, h: Tensor, context: Context) -> tuple[AttentionLayout, Any]:
         """Positions, and the mask that transformers takes."""
         attn = attention_layout(h.shape[1], h.device, causal=False, context=context)
-        plain = self.future_visibility is None and replace(context, valid=None, segment_ids=None).is_empty
+        others = replace(context, valid=None, valid_on_host=None, segment_ids=None)
+        plain = self.future_visibility is None and others.is_empty
         return attn, _padding_mask(h, context.valid) if plain else self._attention_mask(attn)
 
     def _hidden_states(

@@ -167,11 +167,13 @@ def make_sampler(
         known = {field.name for field in fields(found)} if is_dataclass(found) else set()
         for option in options.keys() - known:
             raise ValueError(f"the sampler {name} has no field {option!r}")
-        given = {"steps": steps, "params": params, **options}
+        given = {"steps": steps, **options}
         found = found(**{field: value for field, value in given.items() if field in known})
     elif not isinstance(found, SAMPLERS.base):
         found = found()
     sampler: Sampler = found
+    if params != type(params)():  # else, an object of the user's keeps its own
+        sampler = sampler.with_params(params, name)
     return sampler if block_size is None else Blockwise(block_size, sampler, cache, lm.vocab.eos_id)
 
 

@@ -39,6 +39,11 @@ class NoiseLevel(NamedTuple):
     weight: Float64[Tensor, " B #L"]
     """The factor of a masked token's loss."""
 
+    def to(self, device: torch.device) -> NoiseLevel:
+        """The same level on another device."""
+        unmask_prob = None if self.unmask_prob is None else self.unmask_prob.to(device)
+        return NoiseLevel(self.t.to(device), self.alpha.to(device), unmask_prob, self.weight.to(device))
+
 
 def validate_steps(steps: int) -> None:
     """Raise ValueError unless `steps` is a sensible number of steps."""

@@ -59,6 +59,7 @@ class ClassifierFreeGuidance(DenoiserWrapper):
         context = replace(
             context,
             valid=_duplicate(context.valid, len(z)),
+            valid_on_host=None,
             document_ids=_duplicate(context.document_ids, len(z)),
         )
         sequence, position = query_indices(positions)

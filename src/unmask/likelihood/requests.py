@@ -202,8 +202,8 @@ class _RequestScorer:
     def _score_batch(self, chunks: Sequence[_Chunk], width: int) -> NDArray[np.float64]:
         """Of each chunk [chunks, width]: the nats of each bin of the time, then those of each token."""
         chunk_of_row = torch.tensor([number for number, chunk in enumerate(chunks) for _ in range(chunk.num_rows)])
+        batch = self._batch(chunks, chunk_of_row).to(self.estimator.device)
         chunk_of_row = chunk_of_row.to(self.estimator.device)
-        batch = self._batch(chunks, chunk_of_row)
         u = self._baselines(chunks, chunk_of_row, batch)
         draw = self.estimator.draw(batch, batch.noise_groups[0].generator, u)
         sums = draw.by_bin(chunk_of_row, len(chunks))
@@ -217,13 +217,13 @@ class _RequestScorer:
         return to_host(sums)
 
     def _batch(self, chunks: Sequence[_Chunk], chunk_of_row: Int[Tensor, " B"]) -> Batch:
-        """All draws of the chunks, padded to the longest."""
-        device, mask_id = self.estimator.device, self.estimator.denoiser.vocab.mask_id
+        """All draws of the chunks, padded to the longest, on the host."""
+        mask_id = self.estimator.denoiser.vocab.mask_id
         windows = [chunk.window for chunk in chunks]
         longest = max(window.length for window in windows)
-        tokens = torch.tensor([[*w.prompt, *w.ids, *[mask_id] * (longest - w.length)] for w in windows]).to(device)
-        ends = torch.tensor([[len(w.prompt), w.length] for w in windows]).to(device)[chunk_of_row]
-        positions = torch.arange(longest, device=device)
+        tokens = torch.tensor([[*w.prompt, *w.ids, *[mask_id] * (longest - w.length)] for w in windows])
+        ends = torch.tensor([[len(w.prompt), w.length] for w in windows])[chunk_of_row]
+        positions = torch.arange(longest)
         is_padded, has_prompt = any(w.length < longest for w in windows), any(w.prompt for w in windows)
         return Batch(
             tokens[chunk_of_row],

@@ -16,6 +16,7 @@ from unmask.context import Cache, Context
 from unmask.diffusion.categorical import DAMAGED
 from unmask.diffusion.process import Process
 from unmask.objectives import Objective
+from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, prepack
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
@@ -117,7 +118,9 @@ class Denoiser(nn.Module):
         self._validate_values(z, t)
         sameness = self._sameness(z, t, context)
         queries, order = Queries.resolve(positions, z.shape, *sameness)
-        read_once = bool(sameness) and bool(queries.facts) and all(queries.facts)
+        # Where sizes are known on the host, a device is not waited for only to learn that sequences are the same.
+        facts = queries.facts or [holds(fact, unknown=False) for fact in sameness]
+        read_once = bool(sameness) and all(facts)
         with torch.autocast(z.device.type, torch.bfloat16) if self.use_bf16 else nullcontext():
             hidden = self._encode(z, self._time_input(t), queries, context, read_once)
         if order is not None:
@@ -130,6 +133,20 @@ class Denoiser(nn.Module):
         if not self.training:  # the training loop checks the loss itself, and skips the step
             self._check_finite(self._damaged(rows, row_fn))
         return rows
+
+    def dense_log_probs(self, tokens: Tokens, t: Times | None = None) -> Float[Tensor, "B L V"]:
+        """log_x [B, L, V] at all positions of tokens [B, L], at times t [B, 1] (None: 0).
+
+        It checks no values and reads none, so that it can be traced: a graph knows only shapes.
+        """
+        t = torch.zeros_like(tokens[:, :1], dtype=torch.float32) if t is None else t
+        hidden = self.backbone.encode(self.backbone.embed(tokens), self._time_input(t))
+        logits = self.backbone.lm_head(hidden.flatten(0, 1))
+        # As indices, because booleans would make the number of rows unknown to a graph.
+        row, place = (torch.arange(size, device=tokens.device) for size in tokens.shape)
+        positions = row[:, None].expand(tokens.shape).flatten(), place.expand(tokens.shape).flatten()
+        log_x = self.objective.log_probs(logits, self._alpha(tokens, t, positions), self.vocab)
+        return log_x.reshape(*tokens.shape, self.vocab.size)
 
     def _apply_head(self, hidden: Float[Tensor, "N width"], row_fn: LogitsRowFn) -> Shaped[Tensor, " N *values"]:
         head = self.backbone.lm_head
@@ -180,7 +197,7 @@ class Denoiser(nn.Module):
         has_nan = damaged.any()
         if has_nan.device.type != "cpu":
             self._has_nan = has_nan if self._has_nan is None else self._has_nan | has_nan
-        elif not _holds(~has_nan):
+        elif not holds(~has_nan):
             raise NonFiniteError(DAMAGED)
 
     def raise_if_nonfinite(self) -> None:
@@ -240,19 +257,8 @@ class Denoiser(nn.Module):
         self.backbone.require(context)
 
     def _validate_values(self, z: Tokens, t: Times) -> None:
-        if not _holds(((z >= 0) & (z < self.vocab.size)).all()):
+        if not holds((z >= 0) & (z < self.vocab.size)):
             self.vocab.validate(z)
-        if not _holds(((t >= 0) & (t <= 1)).all()):
+        if not holds((t >= 0) & (t <= 1)):
             worst = float(t.flatten()[((t - 0.5).abs().nan_to_num(torch.inf)).argmax()])
             raise ValueError(f"times must be in [0, 1], 0 for data and 1 for all mask; got {worst}")
-
-
-def _holds(condition: Tensor) -> bool:
-    """Whether a boolean scalar is true; always True on devices other than a CPU, where reading it would synchronize."""
-    if condition.device.type != "cpu":
-        return True
-    try:
-        torch._assert_async(condition)
-    except RuntimeError:
-        return False
-    return True

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from unmask.backbones import BackboneConfig
-from unmask.backbones.dit import DiTConfig
 from unmask.data.corpus import TextStats
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
@@ -72,7 +71,8 @@ class LanguageModel:
         weight, limit = self.denoiser.backbone.lm_head.weight, self.denoiser.max_length
         parameters = sum(parameter.numel() for parameter in self.denoiser.parameters())
         length = "any length" if limit is None else f"up to {limit:,} tokens"
-        kind = f"{type(self.objective).__name__}, {parameters:,} parameters, vocabulary {self.vocab.size:,}"
+        network = ", ".join(map(str, self.denoiser.backbone.describe().values()))
+        kind = f"{type(self.objective).__name__}, {network}, {parameters:,} parameters, vocabulary {self.vocab.size:,}"
         dtype = str(weight.dtype).removeprefix("torch.")
         return f"LanguageModel({kind}, {length}, {weight.device}, {dtype}, {self.tokenizer})"
 
@@ -294,8 +294,7 @@ class LanguageModel:
         True for published networks (transformers, LLaDA, Dream), whose texts need [CLS] or chat tokens. Training data
         and the requests of a server are plain text, whatever they spell.
         """
-        backbone = self.denoiser.config.backbone
-        return not isinstance(backbone, DiTConfig) or backbone.llama is not None
+        return self.denoiser.backbone.capabilities.parses_special_tokens
 
     def ban_unknown_tokens(self, denoiser: DenoiserLike) -> DenoiserLike:
         """The denoiser, wrapped so that ids without a token are never drawn: published vocabularies are padded."""

@@ -115,18 +115,26 @@ class MaskedObjective(Objective):
     def nll_and_time(
         self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
     ) -> tuple[Float[Tensor, "B L"], Float64[Tensor, " B #L"]]:
-        """`token_nll`, and the times that were drawn, [B, 1] or [B, L]."""
-        level, uniform = self.sample_level(denoiser, batch, generator)
-        z = corrupt_batch(self.process, batch, level.alpha, uniform, denoiser.vocab)
-        return self.weighted_nll(denoiser, batch, z, level), level.t
+        """`token_nll`, and the times that were drawn, [B, 1] or [B, L].
+
+        Noise is drawn and applied on the host, so that the number of masked tokens need not be read from the device.
+        """
+        level, uniform = self.sample_level(denoiser, batch.on_host, generator)
+        z = corrupt_batch(self.process, batch.on_host, level.alpha, uniform, denoiser.vocab)
+        return self.weighted_nll(denoiser, batch, z, level), level.t.to(batch.tokens.device)
 
     def weighted_nll(
         self, denoiser: DenoiserLike, batch: Batch, z: Int[Tensor, "B L"], level: NoiseLevel
     ) -> Float[Tensor, "B L"]:
-        """weight (-log x_theta(x | z) + penalty) [B, L] at the masked positions of z, zero elsewhere."""
-        masked = Queries.from_mask((z == denoiser.vocab.mask_id) & batch.loss_mask)
+        """weight (-log x_theta(x | z) + penalty) [B, L] at the masked positions of z, zero elsewhere.
+
+        `z` and `level` are on the host.
+        """
+        device = batch.tokens.device
+        masked = Queries.from_host(((z == denoiser.vocab.mask_id) & batch.on_host.loss_mask).numpy(), device)
+        level = level.to(device)
         row_fn = self.row_fn(masked.gather(batch.tokens), level, masked)
-        nll = self.query(denoiser, batch, z, level.t, masked, row_fn)
+        nll = self.query(denoiser, batch, z.to(device), level.t, masked, row_fn)
         return scatter_rows(nll, masked)
 
     def sample_level(
@@ -211,12 +219,13 @@ class SteppedObjective(MaskedObjective):
 
     def _visible_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         """-log x_theta(x | z_0) [B, L] at the visible tokens of z_0."""
-        u, _, uniform = sample_noise(denoiser, batch, self.times, generator)
+        host, device = batch.on_host, batch.tokens.device
+        u, _, uniform = sample_noise(denoiser, host, self.times, generator)
         t = torch.zeros_like(u)
-        z = corrupt_batch(self.process, batch, self.schedule.alpha(t), uniform, denoiser.vocab)
-        visible = Queries.from_mask((z != denoiser.vocab.mask_id) & batch.loss_mask)
-        nll = self.query(denoiser, batch, z, t, visible, WeightedNLL.unweighted(visible.gather(batch.tokens)))
-        return scatter_rows(nll, visible)
+        z = corrupt_batch(self.process, host, self.schedule.alpha(t), uniform, denoiser.vocab)
+        visible = Queries.from_host(((z != denoiser.vocab.mask_id) & host.loss_mask).numpy(), device)
+        row_fn = WeightedNLL.unweighted(visible.gather(batch.tokens))
+        return scatter_rows(self.query(denoiser, batch, z.to(device), t.to(device), visible, row_fn), visible)
 
 
 class Noise(NamedTuple):

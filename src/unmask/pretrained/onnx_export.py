@@ -28,7 +28,7 @@ from unmask.diffusion.process import BlockMasking, LeftToRight
 from unmask.io.atomic import atomic_file
 from unmask.io.errors import silenced_loggers
 from unmask.model import Denoiser, LanguageModel
-from unmask.types import LogX, Times, Tokens
+from unmask.types import Times, Tokens
 
 _ONNX_FORMAT = "unmask-onnx-2"
 _MAX_WEIGHT_BYTES = 2**31 - 2**24
@@ -36,24 +36,14 @@ _MAX_WEIGHT_BYTES = 2**31 - 2**24
 
 
 class _DenseModel(nn.Module):
-    """A denoiser evaluated at all positions: log_x [B, L, V].
-
-    It is `Denoiser.forward` without the checks, which look at values; a graph knows only shapes.
-    """
+    """`Denoiser.dense_log_probs` as a module, which torch's exporter takes."""
 
     def __init__(self, denoiser: Denoiser) -> None:
         super().__init__()
         self.denoiser = denoiser
 
-    def forward(self, tokens: Tokens, t: Times | None = None) -> LogX:
-        denoise = self.denoiser
-        if t is None:
-            t = torch.zeros_like(tokens[:, :1], dtype=torch.float32)
-        hidden = denoise.backbone.encode(denoise.backbone.embed(tokens), denoise._time_input(t))
-        logits = denoise.backbone.lm_head(hidden.flatten(0, 1))
-        alpha = denoise._alpha(tokens, t, _all_positions(tokens))
-        log_x = denoise.objective.log_probs(logits, alpha, denoise.vocab)
-        return log_x.reshape(*tokens.shape, denoise.vocab.size)
+    def forward(self, tokens: Tokens, t: Times | None = None) -> Tensor:
+        return self.denoiser.dense_log_probs(tokens, t)
 
 
 def export_onnx(model: LanguageModel, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -79,12 +69,6 @@ def export_onnx(model: LanguageModel, path: str | os.PathLike[str], *, overwrite
     with atomic_file(file) as fresh:
         fresh.write_bytes(graph)
     return file
-
-
-def _all_positions(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """The indices of all positions: a mask of booleans would make the number of rows unknown to the graph."""
-    row, place = (torch.arange(size, device=tokens.device) for size in tokens.shape)
-    return row[:, None].expand(tokens.shape).flatten(), place.expand(tokens.shape).flatten()
 
 
 def _graph_metadata(denoiser: Denoiser) -> dict[str, str]:

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
+from unmask.diffusion.categorical import DAMAGED, SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform, seeded_uniform_array
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
@@ -33,14 +33,13 @@ from unmask.sampling._row_fns import DrawTokens
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.unmasking import (
-    host_mask,
     ranks,
     scatter_tokens,
     time_from_mask_ratio,
     to_device,
     tokens_per_step,
 )
-from unmask.types import LogX, Tokens
+from unmask.types import LogX, NonFiniteError, Queries, Tokens
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Ancestral(Sampler):
         uniform = seeded_uniform(canvas.seeds, z.shape[1])
         step = torch.searchsorted(alphas, uniform, right=True).clamp(max=self.steps)
         time = 1 - (step - 1).double() / self.steps
-        yield from _unmask_at_steps(denoiser, z, canvas.seeds, step, time, self.params)
+        yield from _unmask_at_steps(denoiser, z, canvas, step, time, self.params)
 
     def algorithm_1(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         """Every step at every masked position, as printed above."""
@@ -73,7 +72,7 @@ class Ancestral(Sampler):
         z = init_tokens(denoiser, canvas)
         alphas = alpha_grid(schedule, self.steps)
         known: dict[int, LogX] = {}  # log_x of each sequence since its z last changed
-        masked = host_mask(z, mask)
+        masked = canvas.host_mask(mask)
         for i in range(self.steps, 0, -1):
             active = np.flatnonzero(masked.any(1)).tolist()
             if not active:
@@ -88,7 +87,10 @@ class Ancestral(Sampler):
             uniform = seeded_uniform(canvas.seeds, z.shape[1], self.steps + 1 - i).to(z.device)[sequence, position]
             tokens = _draw_or_stay_masked(log_x, r, self.params, uniform, mask)
             z = scatter_tokens(z, sequence, position, tokens)
-            written = (tokens != mask).cpu().numpy()
+            on_host = tokens.cpu().numpy()
+            if (on_host < 0).any():
+                raise NonFiniteError(DAMAGED)
+            written = on_host != mask
             masked[rows[written], columns[written]] = False
             for b in set(rows[written].tolist()):
                 del known[b]
@@ -107,9 +109,9 @@ class Ancestral(Sampler):
         if not sequences:
             return
         ids = torch.tensor(sequences, device=z.device)
-        positions = [to_device(index, z.device) for index in masked[sequences].nonzero()]
+        positions = Queries.from_host(masked[sequences], z.device)
         times = torch.full((len(sequences), 1), t, device=z.device)
-        log_x = denoiser(z[ids], times, (positions[0], positions[1]), sequence_ids=ids)
+        log_x = denoiser(z[ids], times, positions, sequence_ids=ids)
         known.update(zip(sequences, torch.split(log_x, masked[sequences].sum(1).tolist()), strict=True))
 
 
@@ -129,9 +131,9 @@ class FirstHitting(Sampler):
             )
         z = init_tokens(denoiser, canvas)
         alpha = seeded_uniform(canvas.seeds, z.shape[1])
-        visible = torch.from_numpy(~host_mask(z, denoiser.vocab.mask_id))
+        visible = torch.from_numpy(~canvas.host_mask(denoiser.vocab.mask_id))
         order = ranks(alpha.masked_fill(visible, torch.inf))
-        yield from _unmask_at_steps(denoiser, z, canvas.seeds, order, schedule.inverse(alpha), self.params)
+        yield from _unmask_at_steps(denoiser, z, canvas, order, schedule.inverse(alpha), self.params)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class RandomOrder(Sampler):
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         z = init_tokens(denoiser, canvas)
-        masked = torch.from_numpy(host_mask(z, denoiser.vocab.mask_id))
+        masked = torch.from_numpy(canvas.host_mask(denoiser.vocab.mask_id))
         num_masked = masked.sum(1)
         order = ranks(seeded_uniform(canvas.seeds, z.shape[1]).masked_fill(~masked, torch.inf))
         steps = min(self.steps, z.shape[1])  # further steps would unmask nothing
@@ -156,23 +158,26 @@ class RandomOrder(Sampler):
         step = torch.searchsorted(done, order, right=True)
         before = torch.cat([torch.zeros_like(done[:, :1]), done], 1).gather(1, step)
         time = time_from_mask_ratio(denoiser, num_masked[:, None] - before, num_masked[:, None].clamp(min=1))
-        yield from _unmask_at_steps(denoiser, z, canvas.seeds, step, time, self.params)
+        yield from _unmask_at_steps(denoiser, z, canvas, step, time, self.params)
 
 
 def _draw_or_stay_masked(
     log_x: LogX, unmask_prob: Float[Tensor, ""], params: SamplingParams, uniform: Float64[Tensor, " N"], mask_id: int
 ) -> Int64[Tensor, " N"]:
-    """A token [N] for each query: v with probability r exp(log_x[v]), the mask with what is left (0 if r = 1)."""
+    """A token [N] for each query: v with probability r exp(log_x[v]), the mask with what is left (0 if r = 1).
+
+    -1 where log_x is damaged.
+    """
     weights = params.probabilities(log_x).double() * unmask_prob
     rest = (1 - weights.sum(-1)).clamp(min=0)
     weights[:, mask_id] = torch.where(unmask_prob < 1, rest, 0)
-    return sample_inverse_cdf(weights, uniform)
+    return sample_inverse_cdf(weights, uniform, check=False)
 
 
 def _unmask_at_steps(
     denoiser: DenoiserLike,
     z: Int[Tensor, "B L"],
-    seeds: tuple[int, ...],
+    canvas: Canvas,
     step: Int[Tensor, "B L"],
     time: Float64[Tensor, "B L"],
     params: SamplingParams,
@@ -183,8 +188,8 @@ def _unmask_at_steps(
     next step at which a position is unmasked.
     """
     mask, never = denoiser.vocab.mask_id, np.iinfo(np.int64).max
-    uniform, times = seeded_uniform_array(seeds, z.shape[1], draw=1), time.numpy()
-    pending = np.where(host_mask(z, mask), step.numpy(), never)
+    uniform, times = seeded_uniform_array(canvas.seeds, z.shape[1], draw=1), time.numpy()
+    pending = np.where(canvas.host_mask(mask), step.numpy(), never)
     while True:
         next_step = pending.min(1)
         active = np.flatnonzero(next_step != never)
@@ -194,7 +199,8 @@ def _unmask_at_steps(
         sequence, position = now.nonzero()
         t = to_device(times[active, now.argmax(1)][:, None], z.device)
         draw = DrawTokens(params, to_device(uniform[active[sequence], position], z.device), mask)
-        ids, row, column = (to_device(index, z.device) for index in (active, sequence, position))
-        z = scatter_tokens(z, ids[row], column, denoiser(z[ids], t, (row, column), row_fn=draw, sequence_ids=ids))
+        ids, queries = to_device(active, z.device), Queries.from_host(now, z.device)
+        tokens = denoiser(z[ids], t, queries, row_fn=draw, sequence_ids=ids)
+        z = scatter_tokens(z, ids[queries[0]], queries[1], tokens)
         pending[active[sequence], position] = never
         yield z

@@ -16,8 +16,8 @@ from unmask.diffusion.process import LeftToRight, shift_right
 from unmask.sampling._row_fns import DrawTokens
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import host_mask, scatter_tokens, to_device
-from unmask.types import Tokens
+from unmask.sampling.unmasking import scatter_tokens, to_device
+from unmask.types import Queries, Tokens
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,14 @@ class Autoregressive(Sampler):
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         require_process(denoiser, LeftToRight)
         z, cache = init_tokens(denoiser, canvas), denoiser.new_cache()
-        masked = host_mask(z, denoiser.vocab.mask_id)
+        masked = canvas.host_mask(denoiser.vocab.mask_id)
         uniform = seeded_uniform_array(canvas.seeds, z.shape[1], draw=1)
         t = torch.zeros(len(z), 1, device=z.device)
         for position in np.flatnonzero(masked.any(0)).tolist():
             unread = shift_right(z, denoiser.vocab)[:, cache.end : position + 1]
-            rows = np.flatnonzero(masked[:, position])
+            rows = masked[:, position]
             draw = DrawTokens(self.params, to_device(uniform[rows, position], z.device), denoiser.vocab.mask_id)
-            sequence = to_device(rows, z.device)
-            last = torch.full_like(sequence, unread.shape[1] - 1)
-            tokens = denoiser(unread, t, (sequence, last), Context(cache=cache.view()), row_fn=draw)
-            z = scatter_tokens(z, sequence, torch.full_like(sequence, position), tokens)
+            last = Queries.from_host(rows[:, None], z.device).in_longer(unread.shape[1], unread.shape[1] - 1)
+            tokens = denoiser(unread, t, last, Context(cache=cache.view()), row_fn=draw)
+            z = scatter_tokens(z, last[0], torch.full_like(last[0], position), tokens)
             yield z

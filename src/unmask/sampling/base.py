@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, TypeVar, cast
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar, cast
 
 from unmask.config import lookup
+from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Masking, Process
 from unmask.sampling import SAMPLERS
@@ -60,6 +62,20 @@ class Sampler(ABC):
         """The token after which a text has ended and is filled up with that token; None if it goes on."""
         return None
 
+    def with_params(self, params: SamplingParams, name: str) -> Sampler:
+        """The sampler with these `params`, or with a sampler of its blocks or windows that has them.
+
+        ValueError if it (called `name`) has no field `params`, and these are not the default ones.
+        """
+        sampler, fields = cast("Any", self), getattr(self, "__dataclass_fields__", {})
+        if self.inner is not None and "sampler" in fields:
+            return cast("Sampler", replace(sampler, sampler=self.inner.with_params(params, name)))
+        if "params" in fields:
+            return cast("Sampler", replace(sampler, params=params))
+        if params != SamplingParams():
+            raise ValueError(f"the sampler {name} has no temperature, top_k or top_p: leave them out")
+        return self
+
 
 def require_process(
     denoiser: DenoiserLike, process_type: type[_ProcessT], *others: type[_OtherT]
@@ -82,7 +98,8 @@ def init_tokens(denoiser: DenoiserLike, canvas: Canvas, *, any_length: bool = Fa
             f"a text of {length} tokens is longer than the {denoiser.max_length} that the model reads at once:"
             " give it less text, or ask for fewer tokens"
         )
-    denoiser.vocab.validate(canvas.tokens)
+    if canvas.masked is None:
+        denoiser.vocab.validate(canvas.tokens)
     return canvas.tokens.long().clone()
 
 

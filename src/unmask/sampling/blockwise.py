@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +25,8 @@ from unmask.diffusion.process import BlockMasking, Masking
 from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_inner_sampler, resolve_option
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence
-from unmask.sampling.unmasking import time_from_mask_ratio
-from unmask.types import Positions, RowFn, Times, Tokens
+from unmask.sampling.unmasking import IntArray, time_from_mask_ratio, to_device
+from unmask.types import Positions, Queries, RowFn, Times, Tokens
 
 
 class _ReadRange(NamedTuple):
@@ -110,40 +111,40 @@ class Blockwise(Sampler):
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         model_block = require_process(denoiser, Masking, BlockMasking).block_size
         z = init_tokens(denoiser, canvas, any_length=model_block is not None)
-        masked = z == denoiser.vocab.mask_id
-        first = masked.int().argmax(1).masked_fill(~masked.any(1), -1)
-        if model_block is not None:
-            first = torch.where(first < 0, -1, first // model_block * model_block)
-        for start in sorted(set(first.tolist())):  # sequences of one start share calls
-            if start >= 0:
-                yield from self._run_group(denoiser, z, canvas, (first == start).nonzero()[:, 0], start)
+        masked = canvas.host_mask(denoiser.vocab.mask_id)
+        canvas, has_holes = replace(canvas, masked=masked), masked.any(1)
+        first = masked.argmax(1) // (model_block or 1) * (model_block or 1)
+        for start in sorted(set(first[has_holes].tolist())):  # sequences of one start share calls
+            yield from self._run_group(denoiser, z, canvas, np.flatnonzero(has_holes & (first == start)), start)
 
     def _run_group(
-        self, denoiser: DenoiserLike, z: Tokens, canvas: Canvas, sequence_ids: Tensor, first_start: int
+        self, denoiser: DenoiserLike, z: Tokens, canvas: Canvas, sequences: IntArray, first_start: int
     ) -> Iterator[Tokens]:
         """Fill the sequences whose first block begins at `first_start`, in `z`."""
         length, exact = z.shape[1], denoiser.process.block_size is not None
         size = self._resolve_block_size(denoiser.process.block_size, length)
         policy = resolve_option(self.cache, CACHE_POLICIES, "cache")
-        masked, cache = z == denoiser.vocab.mask_id, denoiser.new_cache()
+        on_host = canvas.host_mask(denoiser.vocab.mask_id)
+        masked, cache = torch.from_numpy(on_host).to(z.device), denoiser.new_cache()
         for number, begin in enumerate(range(first_start, length, size)):
             block = slice(begin, min(begin + size, length))
             if not exact:
                 cache = denoiser.new_cache()  # an approximate cache holds for one block
-            view = _BlockView(denoiser, z, sequence_ids, masked[sequence_ids].sum(1), block, policy, cache)
-            seeds = tuple(derive_seed(canvas.seeds[b], number) for b in sequence_ids.tolist())
-            for tokens in self.inner.run(view, Canvas(z[sequence_ids, block], seeds)):
-                z[sequence_ids, block] = tokens
+            ids = to_device(sequences, z.device)
+            view = _BlockView(denoiser, z, ids, masked[ids].sum(1), block, policy, cache)
+            seeds = tuple(derive_seed(canvas.seeds[b], number) for b in sequences)
+            for tokens in self.inner.run(view, Canvas(z[ids, block], seeds, on_host[sequences, block])):
+                z[ids, block] = tokens
                 yield z.clone()
             if self.eos_id is None:
                 continue
-            ended = ((z[sequence_ids] == self.eos_id) & masked[sequence_ids])[:, block].any(1)
-            if bool(ended.any()):
-                self._fill_after_eos(z, sequence_ids[ended], masked)
+            ended = ((z[ids] == self.eos_id) & masked[ids])[:, block].any(1).cpu().numpy()
+            if ended.any():
+                self._fill_after_eos(z, to_device(sequences[ended], z.device), masked)
                 yield z.clone()
-                sequence_ids = sequence_ids[~ended]
-                cache.select((~ended).nonzero()[:, 0])
-                if len(sequence_ids) == 0:
+                sequences = sequences[~ended]
+                cache.select(to_device(np.flatnonzero(~ended), z.device))
+                if len(sequences) == 0:
                     return
 
     def _resolve_block_size(self, model_block: int | None, length: int) -> int:
@@ -208,13 +209,12 @@ class _BlockView(DenoiserWrapper):
         text[rows, inside] = z
         times = t.new_zeros(text.shape)
         times[rows, inside] = self._network_time(z, t, called).to(t).expand(-1, z.shape[1])
-        sequence, position = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
         context = self._context(context, span, None if len(called) == len(everyone) else called, z.device)
         self.first_step = False
         return self.denoiser(
             text,
             times,
-            (rows[sequence], position + inside.start),
+            _placed(positions, rows if len(called) < len(read) else None, text.shape[1], inside.start),
             context,
             row_fn=row_fn,
             sequence_ids=self.outer_ids[read],
@@ -252,3 +252,14 @@ class _BlockView(DenoiserWrapper):
             self.cache.evict_before(max(0, -(-(stop - self.max_length) // self.model_block) * self.model_block))
         end = self.cache.end
         return _ReadRange(end, stop, start - end) if end < start else _ReadRange(read_start, stop, 0)
+
+
+def _placed(positions: Positions, rows: Tensor | None, length: int, start: int) -> Positions:
+    """Positions of a block that begins at `start` as those of a text of `length` tokens.
+
+    `rows` are the block's sequences among those of the text; None: they are the same.
+    """
+    if rows is None and isinstance(positions, Queries):
+        return positions.in_longer(length, start)
+    sequence, position = positions.nonzero(as_tuple=True) if isinstance(positions, Tensor) else positions
+    return sequence if rows is None else rows[sequence], position + start

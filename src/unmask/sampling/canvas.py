@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.types import Tokens
@@ -29,6 +31,9 @@ class Canvas:
     """int64 [B, L], with the mask id at the positions to fill."""
     seeds: tuple[int, ...]
     """One seed per sequence: its noise is a function of it alone."""
+    masked: NDArray[np.bool_] | None = None
+    """bool [B, L]: the masked positions, if they are known on the host. Samplers that fill a text in parts, whose
+    tokens they have checked, give it, so that nothing must be read back for a part."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.shape[1] < 1:
@@ -37,6 +42,13 @@ class Canvas:
             raise ValueError(f"a canvas of {len(self.tokens)} rows needs as many seeds; got {len(self.seeds)}")
         if any(seed < 0 for seed in self.seeds):
             raise ValueError(f"seeds must be 0 or above; got {min(self.seeds)}")
+
+    def host_mask(self, mask_id: int) -> NDArray[np.bool_]:
+        """A copy of `masked`; if it is not known, it is read."""
+        if self.masked is not None:
+            return self.masked.copy()
+        masked: NDArray[np.bool_] = (self.tokens == mask_id).cpu().numpy()
+        return masked
 
 
 def parse_template(template: Template) -> list[_TemplatePart]:

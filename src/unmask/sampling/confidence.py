@@ -23,13 +23,12 @@ from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.unmasking import (
     IntArray,
-    host_mask,
     ranks,
     time_from_mask_ratio,
     to_device,
     tokens_per_step,
 )
-from unmask.types import LogX, Tokens
+from unmask.types import LogX, Queries, Tokens
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,6 @@ def _round_and_break_ties(score: Float[Tensor, " N"], tie_break: Float[Tensor, "
     return rounded * (1 + 1e-5 * tie_break)
 
 
-def _masked_indices(masked: Bool[Tensor, "B L"], num_masked: IntArray) -> tuple[Int[Tensor, " N"], Int[Tensor, " N"]]:
-    """The indices (sequence, position) of the masked positions [b, L], whose numbers [b] are known on the host."""
-    order = (~masked).to(torch.uint8).argsort(dim=1, stable=True)  # a sequence's masked positions come first
-    sequence = to_device(np.repeat(np.arange(len(num_masked)), num_masked), masked.device)
-    column = np.concatenate([np.arange(n) for n in num_masked])
-    return sequence, order[sequence, to_device(column, masked.device)]
-
-
 class ConfidenceSampler(Sampler):
     """Draw a token for every masked position, keep those that `select` returns, at least one per sequence, and repeat.
 
@@ -120,12 +111,12 @@ class ConfidenceSampler(Sampler):
         require_process(denoiser, Masking)
         z, mask = init_tokens(denoiser, canvas), denoiser.vocab.mask_id
         measure = resolve_option(self.measure, CONFIDENCE_MEASURES, "measure")
-        num_initial = host_mask(z, mask).sum(1)
+        num_initial = canvas.host_mask(mask).sum(1)
         num_masked, step = num_initial.copy(), 0
         while len(active := np.flatnonzero(num_masked)):
             ids, initial = to_device(active, z.device), num_initial[active]
             now = z[ids]
-            indices = _masked_indices(now == mask, num_masked[active])
+            indices = Queries.from_mask(now == mask, known_counts=num_masked[active].tolist())
             uniform, tie_break = (
                 seeded_uniform([canvas.seeds[b] for b in active], z.shape[1], 2 * step + draw).to(z.device)[indices]
                 for draw in (0, 1)

@@ -34,7 +34,7 @@ class PaddedDenoiser(DenoiserWrapper):
                 "prompts of different lengths begin with padding, which a sliding window would leave behind:"
                 " complete them one by one, or with texts that the model takes as a whole"
             )
-        context = replace(context, valid=valid)
+        context = replace(context, valid=valid, valid_on_host=None)
         return self.denoiser(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
 
 

@@ -72,9 +72,7 @@ def _build(kind: type[Sampler], steps: int, params: SamplingParams, **options: A
             )
     if "steps" in _fields(kind):
         options["steps"] = steps
-    if "params" in _fields(kind):
-        options["params"] = params
-    return kind(**options)
+    return kind(**options).with_params(params, _name(kind))
 
 
 def _name(kind: type[Sampler]) -> str:

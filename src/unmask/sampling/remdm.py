@@ -27,8 +27,8 @@ from unmask.sampling._row_fns import DrawTokens, DrawWithConfidence
 from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Probability
-from unmask.sampling.unmasking import host_mask, scatter_tokens, to_device
-from unmask.types import Tokens
+from unmask.sampling.unmasking import scatter_tokens, to_device
+from unmask.types import Queries, Tokens
 
 _Floats: TypeAlias = NDArray[np.float64]
 
@@ -151,7 +151,7 @@ class ReMDM(Sampler):
         schedule, mask = require_process(denoiser, Masking).schedule, denoiser.vocab.mask_id
         remasking = resolve_option(self.remasking, REMASKING_SCHEDULES, "remasking")
         z = init_tokens(denoiser, canvas)
-        masked = host_mask(z, mask)  # known on the host from then on: it depends on the tokens' confidence at most
+        masked = canvas.host_mask(mask)  # known on the host from then on: it depends on the tokens' confidence at most
         fixed, confidence = ~masked, np.full(z.shape, np.inf)
         alphas = self._alphas(schedule)
         times, levels = schedule.inverse(alphas), alphas.tolist()
@@ -178,13 +178,12 @@ class ReMDM(Sampler):
     ) -> tuple[Tokens, Tensor]:
         """The canvas with tokens at the positions `unmask` [B, L], and the probability [N] of each of them."""
         active, device = np.flatnonzero(unmask.any(1)), z.device
-        ids = to_device(active, device)
-        rows, columns = (to_device(index, device) for index in unmask[active].nonzero())
+        ids, queries = to_device(active, device), Queries.from_host(unmask[active], device)
         draw = DrawTokens(self.params, to_device(uniform, device), denoiser.vocab.mask_id)
         row_fn = DrawWithConfidence(draw, Probability(), denoiser.normalized)
         times = t.expand(len(active), 1).to(device)
-        values = denoiser(z[ids], times, (rows, columns), row_fn=row_fn, sequence_ids=ids)
-        return scatter_tokens(z, ids[rows], columns, values[:, 0].long()), values[:, 1]
+        values = denoiser(z[ids], times, queries, row_fn=row_fn, sequence_ids=ids)
+        return scatter_tokens(z, ids[queries[0]], queries[1], values[:, 0].long()), values[:, 1]
 
     def _alphas(self, schedule: Schedule) -> Tensor:
         """alpha at t = 1, ..., 0: float64 [T + 1]."""

@@ -15,8 +15,8 @@ from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import UniformNoise, posterior
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import host_mask, scatter_tokens, to_device
-from unmask.types import Tokens
+from unmask.sampling.unmasking import scatter_tokens
+from unmask.types import Queries, Tokens
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,18 @@ class UniformAncestral(Sampler):
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         process, vocab = require_process(denoiser, UniformNoise), denoiser.vocab
         z = init_tokens(denoiser, canvas)
-        open_positions = host_mask(z, vocab.mask_id)
+        open_positions = canvas.host_mask(vocab.mask_id)
         if not open_positions.any():
             return
-        sequence, position = (to_device(index, z.device) for index in open_positions.nonzero())
+        queries = Queries.from_host(open_positions, z.device)
+        sequence, position = queries
         all_ids = torch.arange(len(z), device=z.device)
         noise = seeded_uniform(canvas.seeds, z.shape[1]).to(z.device)
         z = torch.where(z == vocab.mask_id, process.corrupt(z, torch.zeros_like(noise), noise, vocab), z)
         alphas, pi = alpha_grid(process.schedule, self.steps).to(z.device), process.pi(vocab).to(z.device)
         for i in range(self.steps, 0, -1):
             t = torch.full((len(z), 1), i / self.steps, device=z.device)
-            x = self.params.probabilities(denoiser(z, t, (sequence, position), sequence_ids=all_ids)).double()
+            x = self.params.probabilities(denoiser(z, t, queries, sequence_ids=all_ids)).double()
             z_t = one_hot(z[sequence, position], vocab.size).double()
             uniform = seeded_uniform(canvas.seeds, z.shape[1], i).to(z.device)[sequence, position]
             tokens = sample_inverse_cdf(posterior(z_t, x, pi, alphas[i - 1], alphas[i]), uniform)

@@ -17,7 +17,6 @@ from torch import Tensor
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Masking
 from unmask.sampling.base import require_process
-from unmask.types import Tokens
 
 IntArray = NDArray[np.signedinteger[Any]]
 _CountsT = TypeVar("_CountsT", Tensor, IntArray)
@@ -35,12 +34,6 @@ def time_from_mask_ratio(
     """The t at which `num_masked` of `num_initial` positions are expected to be masked: 1 - alpha(t) is their ratio."""
     schedule = require_process(denoiser, Masking).schedule
     return schedule.inverse(1 - num_masked.double() / num_initial)
-
-
-def host_mask(z: Tokens, mask_id: int) -> NDArray[np.bool_]:
-    """Which positions [B, L] are masked, on the host: one read."""
-    mask: NDArray[np.bool_] = (z == mask_id).cpu().numpy()
-    return mask
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed
-from unmask.sampling.base import Sampler
+from unmask.sampling.base import Sampler, init_tokens
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.unmasking import IntArray, to_device
 from unmask.types import Tokens
 
 
@@ -94,33 +96,38 @@ def sample_windows(
 
     A sequence in which a sampler with an end-of-text token has written it is filled with it to its end.
     """
-    denoiser.vocab.validate(canvas.tokens)
+    z = init_tokens(denoiser, canvas, any_length=True)
     mask, stop = denoiser.vocab.mask_id, sampler.eos_token
-    z = canvas.tokens.long().clone()
-    given = z != mask
-    holes = _masked_runs((~given[0]).tolist())  # sequences with guidance per window have the same holes
-    rows = torch.arange(len(z), device=z.device)
+    given, masked = z != mask, canvas.host_mask(mask)
+    holes = _masked_runs(masked[0].tolist())  # sequences with guidance per window have the same holes
+    sequences = np.arange(len(z))
     for number, inside in enumerate(windows):
-        if not bool((z[rows, inside] == mask).any()):
+        if not masked[sequences, inside].any():
             continue
-        seeds = tuple(derive_seed(canvas.seeds[row], number) for row in rows.tolist())
+        rows = to_device(sequences, z.device)
+        part = Canvas(
+            z[rows, inside],
+            tuple(derive_seed(canvas.seeds[row], number) for row in sequences),
+            masked[sequences, inside],
+        )
         view = (
             denoiser
             if window_guidance is None
-            else window_guidance(denoiser, z[rows, inside], _holes_in_window(holes, inside))
+            else window_guidance(denoiser, part.tokens, _holes_in_window(holes, inside))
         )
-        for written in sampler.run(view, Canvas(z[rows, inside], seeds)):
+        for written in sampler.run(view, part):
             z = z.clone()
             z[rows, inside] = written
             yield z
+        masked[sequences, inside] = False
         if stop is None:
             continue
-        ended = ((z == stop) & ~given)[rows, inside].any(1)
-        if bool(ended.any()):
-            z = z.clone()
-            z[rows[ended]] = z[rows[ended]].where(z[rows[ended]] != mask, stop)
+        ended = ((z == stop) & ~given)[rows, inside].any(1).cpu().numpy()
+        if ended.any():
+            z, rows = z.clone(), to_device(sequences[ended], z.device)
+            z[rows] = z[rows].where(z[rows] != mask, stop)
             yield z
-            rows = rows[~ended]
+            sequences = sequences[~ended]
 
 
 def sample_ragged(
@@ -135,10 +142,13 @@ def sample_ragged(
     Texts that begin, end and have their holes at the same positions share calls. They are filled as a whole if they
     fit the model or the sampler has windows of its own, and in windows around their holes otherwise.
     """
-    z, longest = canvas.tokens.long().clone(), denoiser.max_length
+    z, longest = init_tokens(denoiser, canvas, any_length=True), denoiser.max_length
+    masked = canvas.host_mask(denoiser.vocab.mask_id)
     ahead = not denoiser.process.is_left_to_right
-    for first, last, hidden, rows in _group_by_mask(z == denoiser.vocab.mask_id, valid):
-        text = Canvas(z[rows, first:last], tuple(canvas.seeds[row] for row in rows.tolist()))
+    for first, last, sequences in _group_by_mask(masked, None if valid is None else valid.cpu().numpy()):
+        rows, hidden = to_device(sequences, z.device), masked[sequences[0], first:last].tolist()
+        seeds = tuple(canvas.seeds[row] for row in sequences)
+        text = Canvas(z[rows, first:last], seeds, masked[sequences, first:last])
         if longest is None or last - first <= longest or sampler.any_length:
             whole = _holes_in_window(_masked_runs(hidden), slice(0, last - first))
             steps = sampler.run(window_guidance(denoiser, text.tokens, whole), text)
@@ -156,13 +166,12 @@ def sample_ragged(
             yield z
 
 
-def _group_by_mask(masked: Tensor, valid: Tensor | None) -> Iterator[tuple[int, int, list[bool], Tensor]]:
-    """Sequences with the same text range and masked positions: start, stop, masked [stop - start], sequence ids."""
-    valid = torch.ones_like(masked) if valid is None else valid
+def _group_by_mask(masked: NDArray[np.bool_], valid: NDArray[np.bool_] | None) -> Iterator[tuple[int, int, IntArray]]:
+    """Sequences with the same text range and masked positions: start, stop, sequence ids."""
+    valid = np.ones_like(masked) if valid is None else valid
     groups: dict[bytes, list[int]] = {}
-    for row, kind in enumerate(torch.cat([masked & valid, valid], 1).cpu().numpy()):
+    for row, kind in enumerate(np.concatenate([masked & valid, valid], 1)):
         groups.setdefault(kind.tobytes(), []).append(row)
     for rows in groups.values():
-        places = valid[rows[0]].nonzero()[:, 0]
-        first, last = int(places[0]), int(places[-1]) + 1
-        yield first, last, masked[rows[0], first:last].tolist(), torch.tensor(rows, device=masked.device)
+        places = np.flatnonzero(valid[rows[0]])
+        yield int(places[0]), int(places[-1]) + 1, np.array(rows)

@@ -230,8 +230,9 @@ class Service:
         # Only names of the tables: a client must not make the server import "package.module:Name".
         lookup(request.sampler, dict.fromkeys(("default", *SAMPLERS, *self.samplers)), "sampler")
         if request.sampler in self.samplers:
-            given = params if request.model_fields_set & {"temperature", "top_k", "top_p"} else None
-            return _with_options(self.samplers[request.sampler], steps=request.steps, params=given)
+            sampler = _with_steps(self.samplers[request.sampler], request.steps)
+            is_given = request.model_fields_set & {"temperature", "top_k", "top_p"}
+            return sampler.with_params(params, request.sampler) if is_given else sampler
         return make_sampler(
             self.model.denoiser, request.sampler, steps, params, block_size=request.block_size, cache=request.cache
         )
@@ -270,9 +271,8 @@ def _sampler_name(sampler: Sampler) -> str:
     return {**SAMPLERS.class_names, **PROCESS_SAMPLERS.class_names}.get(class_name, class_name)
 
 
-def _with_options(sampler: Sampler, **options: Any) -> Sampler:
-    """The sampler with the options of a request, as far as it has such fields; None leaves a field as it is."""
-    if not is_dataclass(sampler):
+def _with_steps(sampler: Sampler, steps: int | None) -> Sampler:
+    """The sampler with the steps of a request, if it has such a field; None leaves it as it is."""
+    if steps is None or not is_dataclass(sampler) or "steps" not in {field.name for field in fields(sampler)}:
         return sampler
-    names = {field.name for field in fields(sampler)}
-    return replace(sampler, **{name: value for name, value in options.items() if name in names and value is not None})
+    return replace(sampler, steps=steps)

@@ -46,10 +46,18 @@ class LossFn(Protocol):
 
 @dataclass(frozen=True)
 class DenoisingLoss:
-    """A diffusion (or next-token) objective as a loss: the nats of all tokens that are not prompt or padding."""
+    """A diffusion (or next-token) objective as a loss: the nats of all tokens that are not prompt or padding.
+
+    An auxiliary loss of the network is added to the nats per token, and logged as `aux_loss`. Each call's counts as
+    often as it has tokens, so that micro-batches and ranks add up to the mean over all tokens.
+    """
 
     objective: Objective
 
     def __call__(self, model: Any, batch: Any, generator: torch.Generator) -> LossSum:
-        nll = self.objective.token_nll(model, batch, generator)
-        return LossSum(nll.sum(), batch.loss_mask.sum())
+        nll, count = self.objective.token_nll(model, batch, generator).sum(), batch.loss_mask.sum()
+        backbone = getattr(model, "backbone", None)
+        aux_loss = None if backbone is None else backbone.aux_loss()
+        if aux_loss is None:
+            return LossSum(nll, count)
+        return LossSum(nll + count * aux_loss, count, {"aux_loss": count * aux_loss})

@@ -128,8 +128,11 @@ class RunFolder:
         try:
             return Corpus.open(self.corpus, allow_code=self.allow_code)
         except ValueError as error:
+            damage = str(error).removesuffix("prepare it again")
+            if damage == str(error):  # it is not damaged, but may not be read, say
+                raise
             remedy = f"delete {self.corpus} and give the same command again, which prepares it anew"
-            raise ValueError(f"{str(error).removesuffix('; prepare it again')}; {remedy}") from None
+            raise ValueError(f"{damage}{remedy}") from None
 
     def raise_if_changed(self, changes: list[str]) -> None:
         """Say what has changed since the run started, if anything has."""

@@ -119,8 +119,8 @@ class Manifest:
             raise ValueError(f"{folder} is not a folder; `unmask prepare` makes a corpus folder")
         if not file.exists():
             raise ValueError(f"{folder} is not a prepared corpus: it has no {MANIFEST_FILE}")
+        written = read_bytes(file, _MAX_MANIFEST_BYTES)
         try:
-            written = read_bytes(file, _MAX_MANIFEST_BYTES)
             data = parse_json(written, MANIFEST_FILE)
         except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}; prepare it again") from None
