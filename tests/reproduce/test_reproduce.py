@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,14 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import reproduction_worker
+from reference_models import write_reference_model
+from tools import reproduction
 from unmask.cli import main
-from unmask.reproduce import TABLES, Setup, plan_tables
+from unmask.reproduce import TABLES, Setup, _lab, _trainings, plan_tables, reproduce, table_lines
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("--minutes", "0.0005", "--seeds", "2")
@@ -137,6 +141,18 @@ def test_json_is_one_object(whole: Path, data: Path, command: Command) -> None:
     assert table["rows"][0]["figures"]["mean"]["mean"] > 0
 
 
+def test_the_document_is_written_from_the_results(whole: Path, tmp_path: Path) -> None:
+    """Every figure of the page is in the JSON files, which name no folder of this machine."""
+    page = reproduction.write(whole, tmp_path).read_text(encoding="utf-8")
+    stored = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "results").glob("*.json")}
+    assert set(stored) == {"lm", "schedules"}
+    assert all(str(whole) not in file.read_text() for file in (tmp_path / "results").glob("*.json"))
+    for table in stored.values():
+        _, rows = table_lines(table)
+        assert all(cell in page for row in rows for cell in row)
+        assert all(f"{claim['text']} |" in page for claim in table["claims"])
+
+
 def test_shards_make_the_whole(whole: Path, data: Path, tmp_path: Path, command: Command) -> None:
     """Two machines with the same plan, joined, have the figures of one."""
     parts = [tmp_path / "first", tmp_path / "second"]
@@ -249,6 +265,44 @@ def test_a_shared_training_is_planned_once() -> None:
     assert "text-mdlm" in first["new_trainings"]
     assert second["new_trainings"] == []
     assert second["shared_trainings"] == ["text-mdlm"]
+
+
+def test_zero_shot_takes_the_data_sets_that_are_there(data: Path, tmp_path: Path, command: Command) -> None:
+    """One from its validation split, one from its test split, five that are missing."""
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    text = (data / "wikitext2" / "train.tokens").read_text()
+    for name in ("ptb/valid.txt", "lambada/test.txt"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(text[:2000])
+    write_plan(tmp_path / "out", 8)
+    mdlm = replace(TABLES["zero-shot"], trainings=lambda setup: _trainings.text_trainings(setup, "mdlm"))
+    (table,) = reproduce([mdlm], Setup("tiny", folder, 0.0005, 1), tmp_path / "out")
+    figures = next(row for row in table["rows"] if row["key"] == "mdlm")["figures"]
+    assert set(figures) == {"ptb", "lambada", "mean_nats"}
+    assert figures["mean_nats"]["mean"] == pytest.approx(
+        (math.log(figures["ptb"]["mean"]) + math.log(figures["lambada"]["mean"])) / 2
+    )
+    assert "has none of the data sets" in command("zero-shot", "--data", data, "--out", tmp_path / "none").err
+
+
+@pytest.mark.slow
+def test_every_table_on_text(data: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that needs nothing but text and a reference model, with one seed."""
+    monkeypatch.setattr(_lab, "RATE_FACTORS", (1.0,))
+    write_reference_model(tmp_path / "judge", "gpt2")
+    write_plan(tmp_path / "out", 8)
+    names = ["lm", "schedules", "steps", "ablation", "time", "caching", "gen-ppl"]
+    options = ("--minutes", "0.0005", "--seeds", "1", "--data", data, "--reference-model", tmp_path / "judge")
+    done = command(*names, *options, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    for name in names:
+        table = json.loads((tmp_path / "out" / "results" / f"{name}.json").read_text())
+        reached = [row["key"] for row in table["rows"] if row["figures"]]
+        assert name == "lm" or reached == [row["key"] for row in table["rows"]]
+    caching = json.loads((tmp_path / "out" / "results" / "caching.json").read_text())
+    calls = {row["key"]: row["figures"]["calls_10"]["mean"] for row in caching["rows"]}
+    assert calls["mdlm-advance"] <= 16 < calls["mdlm-cached"] < calls["mdlm"] <= 160
 
 
 def _environment() -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from unmask.reproduce._tables import ablation, lm, schedules, steps, time
+from unmask.reproduce._tables import ablation, caching, gen_ppl, lm, schedules, steps, time, zero_shot
 from unmask.reproduce._vocabulary import Table
 
-TABLES: dict[str, Table] = {module.TABLE.name: module.TABLE for module in (lm, schedules, steps, ablation, time)}
+TABLES: dict[str, Table] = {
+    module.TABLE.name: module.TABLE for module in (lm, schedules, steps, zero_shot, ablation, time, caching, gen_ppl)
+}
 """By the names that `unmask reproduce` takes, in the order in which `all` carries them out."""

@@ -1,0 +1,114 @@
+"""Write docs/reproduction.md and docs/results/*.json from the folder of a reproduction.
+
+    python tools/reproduction.py runs/reproduce
+
+Every figure and every verdict of the document is in the JSON files, which `unmask reproduce` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unmask.reproduce import TABLES, outcome_in_words, seeds_done, table_lines
+
+_INTRO = (
+    "# Reproduction of the paper\n\n"
+    "Every table of the MDLM paper (arXiv 2406.07524), carried out by `unmask reproduce` at the scale {scale}: {sizes}."
+    " Ours is the mean over seeds ± its standard error; the paper's figures stand beside it, and are those of its own"
+    " models and data. A claim is *reproduced* if a test on the seeds rejects its opposite at the 5 % level, *refuted*"
+    " if it rejects the claim, and *undecided at this scale* otherwise."
+    " [evaluation.md](evaluation.md#the-papers-tables)"
+    " says how cells are run; this page is written by `tools/reproduction.py` from [results/](results).\n"
+)
+_SIZES = {
+    "tiny": "small networks, small texts, minutes of training on two CPU cores",
+    "paper": "the networks, steps and data of the paper",
+}
+
+
+def document(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The whole page."""
+    scales = list(dict.fromkeys(table["scale"] for table in tables))
+    intro = _INTRO.format(scale=" and ".join(scales), sizes="; ".join(_SIZES[scale] for scale in scales))
+    return "\n".join([intro, _summary(tables), *map(_section, tables)])
+
+
+def _summary(tables: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        f"| {table['number']} | {claim['text']} | {outcome_in_words(claim['outcome'])} |"
+        for table in tables
+        for claim in table["claims"]
+    ]
+    return "\n".join(["## Claims", "", "| table | claim | verdict |", "|---|---|---|", *lines, ""])
+
+
+def _section(table: Mapping[str, Any]) -> str:
+    header, rows = table_lines(table)
+    lines = [
+        f"## {table['number']}: {table['title']}",
+        "",
+        f"`unmask reproduce {table['name']}`: {seeds_done(table)} seeds, {_budget(table)}.",
+        "",
+        _markdown_row(header),
+        "|" + "---|" * len(header),
+        *map(_markdown_row, rows),
+        "",
+    ]
+    claims = [
+        f"- **{outcome_in_words(claim['outcome'])}**: {claim['text']} {_escape(claim['evidence'])};"
+        f" p = {claim['p_reproduced']:.2g} against its opposite, {claim['p_refuted']:.2g} against it"
+        f" ({claim['test']})."
+        for claim in table["claims"]
+    ]
+    return "\n".join([*lines, *claims, "", *table["protocol"], ""])
+
+
+def _budget(table: Mapping[str, Any]) -> str:
+    """Steps and tokens of each method, once for those that have the same."""
+    budgets: dict[tuple[int, int], list[str]] = {}
+    for cell in table["cells"]:
+        names = budgets.setdefault((cell["steps"], cell["tokens"]), [])
+        if cell["method"] not in names:
+            names.append(cell["method"])
+    return "; ".join(
+        f"{steps:,} steps or {tokens:,} tokens for {', '.join(names)}" for (steps, tokens), names in budgets.items()
+    )
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_escape, cells)) + " |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def write(folder: Path, docs: Path) -> Path:
+    """Copy the results, without the commands that name folders of the machine, and write the page."""
+    tables = []
+    for name in TABLES:
+        file = folder / "results" / f"{name}.json"
+        if file.exists():
+            table = json.loads(file.read_text(encoding="utf-8"))
+            for cell in table["cells"]:
+                cell["provenance"].pop("command", None)
+            tables.append(table)
+    if not tables:
+        raise SystemExit(f"{folder} has no results/*.json: run `unmask reproduce` first")
+    (docs / "results").mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        text = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
+        (docs / "results" / f"{table['name']}.json").write_text(text, encoding="utf-8")
+    page = docs / "reproduction.md"
+    page.write_text(document(tables), encoding="utf-8")
+    return page
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    print(write(Path(sys.argv[1]), Path(__file__).parents[1] / "docs"))
