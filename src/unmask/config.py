@@ -18,7 +18,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from unmask.registry import AllowCode, Family, family_of, kind_of, resolve
+from unmask.registry import AllowCode, Family, class_id, family_of, resolve
 
 _Json = Any
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ def to_json(value: Any) -> _Json:
     """Plain dicts, lists and scalars; a dataclass also states its `kind`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": kind_of(type(value)), **fields}
+        return {"kind": class_id(type(value)), **fields}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -140,7 +140,7 @@ class _Reader:
             raise ValueError(f"{where} has kind {_abbreviate(kind)}; known are {known}{suggest(kind, kinds)}")
         if kind in kinds:
             return kinds[kind]()
-        known_classes = {kind_of(each): each for each in members if isinstance(each, type) and _is_part(each)}
+        known_classes = {class_id(each): each for each in members if isinstance(each, type) and _is_part(each)}
         if kind in known_classes:  # the type itself names it
             return known_classes[kind]
         bases = tuple(family.base for family in map(_family, members) if family is not None)
@@ -216,7 +216,7 @@ def _inner_type(type_: Any, node: _Json, name: str, where: str) -> Any:
 
 def _default_json(cls: Any) -> _Json:
     """The JSON of a part, as far as its fields have defaults."""
-    tree = {"kind": kind_of(cls)}
+    tree = {"kind": class_id(cls)}
     for field in dataclasses.fields(cls):
         if field.default_factory is not dataclasses.MISSING:
             tree[field.name] = to_json(field.default_factory())

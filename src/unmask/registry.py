@@ -118,8 +118,8 @@ def build(name: str, base: type[_T]) -> _T:
     return made
 
 
-def kind_of(cls: type) -> str:
-    """The class name for classes of unmask, "package.module:Name" for others."""
+def class_id(cls: type) -> str:
+    """How JSON names a class: its name for classes of unmask, "package.module:Name" for others."""
     dotted = _dotted_name(cls)
     if _is_own(dotted):
         return cls.__name__

@@ -15,7 +15,7 @@ import tiny_models
 import unmask
 from reference_models import write_reference_model
 from unmask.evaluation.reference_model import CausalReferenceModel
-from unmask.report.formatting import estimate_cell, print_table
+from unmask.report.formatting import format_estimate, print_table
 
 TEXT = "abc cab\n\nbca abc a b c\n" * 12
 
@@ -183,7 +183,7 @@ def test_a_judge_is_named_by_its_weights(alphabet: str, command: Callable[..., A
     ],
 )
 def test_figures_have_the_digits_that_mean_something(value: float | None, error: float | None, shown: str) -> None:
-    assert estimate_cell(value, error) == shown
+    assert format_estimate(value, error) == shown
 
 
 def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from unmask.evaluation.datasets import resolve_dataset
 from unmask.evaluation.evaluate import tokenize_dataset
 from unmask.experiment import Experiment
 from unmask.report import ReportConfig
-from unmask.report._collect import collect
+from unmask.report._measure import collect
 from unmask.run import run_experiment
 from unmask.training.config import TrainingConfig
 

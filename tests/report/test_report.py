@@ -23,8 +23,8 @@ from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.likelihood.step_bounds import step_bounds
 from unmask.objectives import MDLM, SEDD, NextToken
 from unmask.report import ReportConfig, write_report
-from unmask.report._collect import _STEP_COUNTS, ReportData, collect
 from unmask.report._html import render_page
+from unmask.report._measure import _STEP_COUNTS, ReportData, collect
 from unmask.report._plots import make_plots
 from unmask.report._plotting import Plot
 from unmask.report._samples import RevealedSample, RevealedToken

@@ -1,4 +1,4 @@
-"""Batches come from a background thread: the same ones, errors included, and few values are read back."""
+"""BatchSource come from a background thread: the same ones, errors included, and few values are read back."""
 
 from __future__ import annotations
 

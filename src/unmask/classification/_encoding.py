@@ -229,7 +229,7 @@ class TrainingBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
+        """BatchSource of an epoch."""
         return -(-len(self.rows) // self.batch_size)
 
     def batch(self, step: int, row_offset: int, count: int) -> LabelledBatch:

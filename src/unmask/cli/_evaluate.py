@@ -26,7 +26,7 @@ from unmask.cli._arguments import (
     write_results,
 )
 from unmask.cli._generate import SAMPLER_OPTION, make_sampler
-from unmask.report.formatting import estimate_cell, print_table
+from unmask.report.formatting import format_estimate, print_table
 
 if TYPE_CHECKING:
     from unmask.data.corpus import Corpus
@@ -236,11 +236,11 @@ def _print_scores(evaluated: Sequence[tuple[ResolvedDataset, Corpus, Score]]) ->
         lines.append(
             (
                 text.name,
-                estimate_cell(f["nats_per_token"], f["standard_error"]),
-                estimate_cell(f["perplexity"], f["perplexity_error"]),
-                estimate_cell(f["bits_per_byte"], f["bits_per_byte_error"]),
-                estimate_cell(f["bits_per_character"], f["bits_per_character_error"]),
-                estimate_cell(f["word_perplexity"], f["word_perplexity_error"]),
+                format_estimate(f["nats_per_token"], f["standard_error"]),
+                format_estimate(f["perplexity"], f["perplexity_error"]),
+                format_estimate(f["bits_per_byte"], f["bits_per_byte_error"]),
+                format_estimate(f["bits_per_character"], f["bits_per_character_error"]),
+                format_estimate(f["word_perplexity"], f["word_perplexity_error"]),
                 f"{score.tokens:,}",
             )
         )
@@ -253,10 +253,10 @@ def _print_sample_metrics(metrics: Sequence[SampleMetrics]) -> None:
         (
             each.sampler,
             "" if each.steps is None else str(each.steps),
-            estimate_cell(each.perplexity, each.perplexity_error),
-            estimate_cell(each.entropy, each.entropy_error),
-            estimate_cell(each.distinct_2, None),
-            estimate_cell(each.repetition, None),
+            format_estimate(each.perplexity, each.perplexity_error),
+            format_estimate(each.entropy, each.entropy_error),
+            format_estimate(each.distinct_2, None),
+            format_estimate(each.repetition, None),
             str(each.nfe),
             f"{each.seconds:.1f}",
         )

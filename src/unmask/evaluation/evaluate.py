@@ -17,7 +17,7 @@ from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.model import LanguageModel
-from unmask.registry import kind_of
+from unmask.registry import class_id
 from unmask.sampling import Sampler
 from unmask.types import ProgressFn
 
@@ -64,7 +64,7 @@ def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path)
     if lm.tokenizer is None:
         raise ValueError("this model has no tokenizer, so it cannot be evaluated on text")
     if is_corpus(dataset.source):
-        corpus = Corpus.open(dataset.source, verify=False, allow_code=(kind_of(type(lm.tokenizer)),))
+        corpus = Corpus.open(dataset.source, verify=False, allow_code=(class_id(type(lm.tokenizer)),))
         corpus.verify(_eval_split(corpus).record.name)  # not all of it, which may be large
         return corpus
     scratch.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from unmask.report._plotting import ERRORBAR_STYLE, PALETTE, Plot, log2_axis, lo
 from unmask.report.config import ReportConfig
 
 if TYPE_CHECKING:
-    from unmask.report._collect import ProgressContext
+    from unmask.report._measure import ProgressContext
 
 __all__ = [
     "ERRORBAR_STYLE",
@@ -48,8 +48,8 @@ def write_report(
     If the run is not finished, its latest checkpoint is measured. An older report is replaced atomically, once
     the new one is complete. `progress` shows each part of the work.
     """
-    from unmask.report._collect import collect, no_progress
     from unmask.report._html import render_page
+    from unmask.report._measure import measure_run, no_progress
     from unmask.report._plots import make_plots
 
     require_matplotlib()
@@ -57,7 +57,7 @@ def write_report(
     folder = Path(run) / "report" if out is None else Path(out)
     final = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(final)
-    data = collect(Path(run), config, progress, allow_code=allow_code)
+    data = measure_run(Path(run), config, progress, allow_code=allow_code)
     with progress("plots", None, "plots"):
         plots = make_plots(data)
     with file_lock(final) as lock, atomic_folder(final, lock) as folder_in_progress:

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from unmask.report._collect import ReportData
+from unmask.report._measure import ReportData
 from unmask.report._page import figures_html, html_page, section_html
 from unmask.report._plotting import Plot
 from unmask.report._sample_html import palette_css, samples_section

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from unmask.likelihood.step_bounds import StepBound
-from unmask.report._collect import ReportData
+from unmask.report._measure import ReportData
 from unmask.report._plotting import (
     ERRORBAR_STYLE,
     INK_COLOR,

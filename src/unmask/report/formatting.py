@@ -39,7 +39,7 @@ def format_cell(value: float | str | None) -> str:
     return value if isinstance(value, str) else f"{value:,.5g}" if isinstance(value, float) else f"{value:,}"
 
 
-def estimate_cell(value: float | None, error: float | None) -> str:
+def format_estimate(value: float | None, error: float | None) -> str:
     """Such as 3.214 ± 0.012; without an error, four digits."""
     return " ".join(filter(None, format_with_error(value, error)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unmask.report.formatting import estimate_cell
+from unmask.report.formatting import format_estimate
 from unmask.reproduce._vocabulary import Measurement, Setup, Table, collect_results, summarize
 
 _FACTS = ("training", "steps", "tokens", "learning_rate_factor", "seconds", "load", "provenance")
@@ -81,7 +81,7 @@ def _entry(row: Mapping[str, Any], key: str, paper: bool) -> str:
     if paper:
         return str(row["paper"].get(key, ""))
     figure = row["figures"].get(key)
-    return "" if figure is None else estimate_cell(figure["mean"], figure["error"])
+    return "" if figure is None else format_estimate(figure["mean"], figure["error"])
 
 
 def outcome_in_words(outcome: str) -> str:

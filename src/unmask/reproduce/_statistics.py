@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from unmask.io.errors import import_optional
-from unmask.report.formatting import estimate_cell
+from unmask.report.formatting import format_estimate
 from unmask.reproduce._vocabulary import Claim, Results, Verdict, summarize
 
 _Test: TypeAlias = Callable[[Results], tuple[float, float]]
@@ -84,7 +84,7 @@ def _all_of(tests: Sequence[_Test], rows: Sequence[str], column: str) -> Callabl
     def verdict(results: Results) -> Verdict:
         p_reproduced, p_refuted = zip(*(test(results) for test in tests), strict=True)
         entries = ((row, results.get((row, column))) for row in rows)
-        shown = (f"{row} {estimate_cell(*summarize(seeds)) if seeds else 'is missing'}" for row, seeds in entries)
+        shown = (f"{row} {format_estimate(*summarize(seeds)) if seeds else 'is missing'}" for row, seeds in entries)
         return Verdict(max(p_reproduced), min(1.0, len(tests) * min(p_refuted)), f"{column}: {', '.join(shown)}")
 
     return verdict

@@ -9,7 +9,7 @@ from unmask.experiment import Experiment
 from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.pretrained.state_dict import list_weight_files
-from unmask.registry import kind_of
+from unmask.registry import class_id
 from unmask.training.run_folder import RunFolder, diff_settings
 from unmask.types import ProgressFn
 
@@ -65,7 +65,7 @@ def _make_tokenizer(name: str, run: RunFolder) -> str | BaseTokenizer:
         return name
     tokenizer = get_tokenizer(name, allow_code=run.allow_code)
     if run.allow_code is not True:
-        run.allow_code = {*(run.allow_code or ()), kind_of(type(tokenizer))}
+        run.allow_code = {*(run.allow_code or ()), class_id(type(tokenizer))}
     return tokenizer
 
 

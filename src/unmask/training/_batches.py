@@ -25,7 +25,7 @@ class BatchLike(Protocol):
         ...
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """The global batches of a run, by random access.
 
     A batch is a function of its arguments, so that a resumed run sees what an uninterrupted one would, and any
@@ -41,7 +41,7 @@ class Batches(Protocol):
 class RandomLength:
     """The batches of `source`, those of a random share of the steps truncated to a random length."""
 
-    source: Batches
+    source: BatchSource
     probability: float
     seed: int
 
@@ -57,7 +57,7 @@ class RandomLength:
 class CheckedBatches:
     """The batches of `source`; ids outside the vocabulary, and mask ids, are refused before they reach the device."""
 
-    source: Batches
+    source: BatchSource
     vocab: Vocab
 
     def batch(self, step: int, row_offset: int, count: int) -> Any:
@@ -84,7 +84,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        batches: Batches,
+        batches: BatchSource,
         batch_size: int,
         splits: Sequence[tuple[int, int]],
         steps: int,

@@ -13,7 +13,7 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import BlockMasking
 from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes
 from unmask.objectives.base import MaskedObjective, Objective
-from unmask.training._batches import Batches
+from unmask.training._batches import BatchSource
 from unmask.training.hooks import Hook
 from unmask.training.loss import DenoisingLoss
 from unmask.types import Batch
@@ -51,7 +51,7 @@ class TimeWidening:
         done = progress / self.end_fraction
         return ClippedTimes(self.low * (1 - done), self.high + (1 - self.high) * done)
 
-    def build_hook(self, objective: Objective, batches: Batches) -> Hook:
+    def build_hook(self, objective: Objective, batches: BatchSource) -> Hook:
         """The curriculum of a run with this objective."""
         return _TimeWideningHook(self, require_masked(objective))
 
@@ -98,13 +98,13 @@ class VarianceClipping:
                     best, least = ClippedTimes(first / TIME_BINS, (first + width) / TIME_BINS), variance
         return best
 
-    def build_hook(self, objective: Objective, batches: Batches) -> Hook:
+    def build_hook(self, objective: Objective, batches: BatchSource) -> Hook:
         """The curriculum of a run with this objective; it measures on `batches`."""
         return _VarianceClippingHook(self, require_masked(objective), batches)
 
 
 class _VarianceClippingHook(Hook):
-    def __init__(self, curriculum: VarianceClipping, objective: MaskedObjective, batches: Batches) -> None:
+    def __init__(self, curriculum: VarianceClipping, objective: MaskedObjective, batches: BatchSource) -> None:
         self.curriculum, self.objective, self.batches = curriculum, objective, batches
         self.times = ClippedTimes()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unmask.distributed import Distributed
 from unmask.objectives.base import Objective
-from unmask.training._batches import Batches, CheckedBatches, RandomLength
+from unmask.training._batches import BatchSource, CheckedBatches, RandomLength
 from unmask.training.config import TrainingConfig
 from unmask.training.hooks import AttentionAnnealing, Hook
 from unmask.training.loss import DenoisingLoss
@@ -16,7 +16,7 @@ from unmask.training.trainer import Trainer
 def build_denoising_trainer(
     denoiser: Any,
     objective: Objective,
-    batches: Batches,
+    batches: BatchSource,
     config: TrainingConfig,
     distributed: Distributed = Distributed(),  # noqa: B008
 ) -> Trainer:

@@ -1,6 +1,6 @@
 """A model in training: batch -> loss -> gradients -> optimizer step, resumable bit for bit.
 
-The trainer takes any model, any loss (`LossFn`) and any batches (`Batches`). Nothing random is stored: batch,
+The trainer takes any model, any loss (`LossFn`) and any batches (`BatchSource`). Nothing random is stored: batch,
 noise and dropout are functions of (seed, step), so a run that was killed goes on from its last checkpoint as
 an uninterrupted one would.
 """
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from unmask.distributed import Distributed
 from unmask.hardware.flops import count_flops
-from unmask.training._batches import Batches, Prefetcher
+from unmask.training._batches import BatchSource, Prefetcher
 from unmask.training._checkpoint import CheckpointStore
 from unmask.training._compile import compile_blocks
 from unmask.training._parallelism import ParallelModel
@@ -65,7 +65,7 @@ class Trainer:
         self,
         model: nn.Module,
         loss_fn: LossFn,
-        batches: Batches,
+        batches: BatchSource,
         config: TrainingConfig,
         hooks: Sequence[Hook] = (),
         *,

@@ -23,7 +23,7 @@ from unmask.data.corpus.text_stats import TextStats
 from unmask.data.readers._text import CHUNK_CHARS, TextChunk
 from unmask.data.readers.sources import Sources
 from unmask.data.tokenizers import MIN_BPE_VOCAB_SIZE, BaseTokenizer, TokenIds, Tokenizer, UnknownStats, get_tokenizer
-from unmask.registry import AllowCode, kind_of
+from unmask.registry import AllowCode, class_id
 
 if TYPE_CHECKING:
     from unmask.types import ProgressFn
@@ -60,7 +60,7 @@ class CorpusBuild:
         sources = sources if isinstance(sources, Sources) else Sources(sources)
         if not sources.names:
             raise ValueError("a corpus needs at least one source, for instance stdlib")
-        name = tokenizer if isinstance(tokenizer, str) else kind_of(type(tokenizer))
+        name = tokenizer if isinstance(tokenizer, str) else class_id(type(tokenizer))
         bpe_vocab_size = 0
         if isinstance(tokenizer, str):
             bpe_vocab_size = _parse_bpe_size(tokenizer)
@@ -75,7 +75,7 @@ class CorpusBuild:
     @property
     def allow_code(self) -> AllowCode:
         """The class of the tokenizer: it is imported already, so a corpus folder may name it."""
-        return () if self.tokenizer is None else (kind_of(type(self.tokenizer)),)
+        return () if self.tokenizer is None else (class_id(type(self.tokenizer)),)
 
     def matches(self, manifest: Manifest) -> bool:
         """Whether preparing would give that corpus again: same text, same config, same tokenizer.

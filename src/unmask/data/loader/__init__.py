@@ -1,4 +1,4 @@
-"""Batches from a corpus: row layouts, shuffling, prompt-completion pairs."""
+"""BatchSource from a corpus: row layouts, shuffling, prompt-completion pairs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask.data.readers._text import validate_text
-from unmask.data.readers.tables import ColumnOptions, select_columns
+from unmask.data.readers.tables import ColumnOptions, first_available_columns
 from unmask.io.errors import first_line, import_optional
 from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session
 
@@ -34,7 +34,7 @@ class HubDataset:
         """Of each row its location (for error messages), the selected columns and their values."""
         for number, row in enumerate(self.rows(), start=1):
             location = f"{self.name} {self.split} row {number}"
-            columns = select_columns(options, row, location)
+            columns = first_available_columns(options, row, location)
             yield location, columns, [row[column] for column in columns]
 
     def read_texts(self, options: ColumnOptions) -> Iterator[str]:

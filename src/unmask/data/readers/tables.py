@@ -54,7 +54,7 @@ def table_readers(encoding: str = DEFAULT_ENCODING, delimiter: str | None = None
     }
 
 
-def select_columns(
+def first_available_columns(
     options: ColumnOptions, available: Collection[str], location: str, noun: str = "column"
 ) -> tuple[str, ...]:
     """The first alternative whose columns are all available."""
@@ -79,7 +79,7 @@ def _read_json_rows(
     single = next((columns for columns in options if len(columns) == 1), None)
     for location, record in JSON_READERS[suffix](decode_stream(handle, source, encoding), source):
         if not isinstance(record, str):
-            columns = select_columns(options, record, location, "field")
+            columns = first_available_columns(options, record, location, "field")
             yield _TableRow(location, columns, [record[column] for column in columns])
         elif single is not None:
             yield _TableRow(location, single, [record])
@@ -149,7 +149,7 @@ def _read_parquet(handle: BinaryIO, source: str, options: ColumnOptions) -> Iter
     parquet: Any = import_optional("pyarrow.parquet", "parquet")
     try:
         file = parquet.ParquetFile(handle, pre_buffer=False)  # a buffer would hold a whole row group in memory
-        columns = select_columns(options, file.schema_arrow.names, source)
+        columns = first_available_columns(options, file.schema_arrow.names, source)
         batches = file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=list(columns))
         yield from _arrow_rows(batches, source, [columns])
     except (arrow.ArrowException, OSError) as error:
@@ -175,7 +175,7 @@ def _read_arrow(handle: BinaryIO, source: str, options: ColumnOptions) -> Iterat
 def _arrow_rows(batches: Iterable[Any], source: str, options: ColumnOptions) -> Iterator[_TableRow]:
     number = 0
     for batch in batches:
-        columns = select_columns(options, batch.schema.names, source)
+        columns = first_available_columns(options, batch.schema.names, source)
         for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
             number += 1
             yield _TableRow(f"{source} row {number}", columns, values)

@@ -119,7 +119,7 @@ def no_progress(_title: str, _total: int | None, _unit: str) -> Iterator[Progres
     yield lambda _done: None
 
 
-def collect(
+def measure_run(
     run: Path, config: ReportConfig, progress: ProgressContext = no_progress, *, allow_code: AllowCode = False
 ) -> ReportData:
     """Read the run's folder, and measure its model or that of its latest checkpoint."""
