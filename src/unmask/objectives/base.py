@@ -189,7 +189,10 @@ class MaskedObjective(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class SteppedObjective(MaskedObjective):
-    """Masked diffusion in continuous time or, if `steps` is set, in T steps, with weight T (alpha_s - alpha_t)/(1 - alpha_t)."""
+    """Masked diffusion in continuous time or, if `steps` is set, in T steps.
+
+    The weight of T steps is T (alpha_s - alpha_t)/(1 - alpha_t).
+    """
 
     steps: int | None = None
     """The number of steps T; None for continuous time."""
