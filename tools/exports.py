@@ -17,10 +17,17 @@ PACKAGES = (
     "unmask.backbones",
     "unmask.objectives",
     "unmask.sampling",
+    "unmask.baselines",
     "unmask.data.loader",
     "unmask",
 )
 HEADER = "if TYPE_CHECKING:  # written by `make exports`\n"
+
+
+def visible(module: str, package: str) -> str:
+    """The module itself or, for a private module of another package, that package."""
+    owner, _, name = module.rpartition(".")
+    return owner if name.startswith("_") and owner != package else module
 
 
 def updated(package: str) -> tuple[Path, str, str]:
@@ -29,7 +36,7 @@ def updated(package: str) -> tuple[Path, str, str]:
     exports = vars(module)["__getattr__"]
     modules = {name: f"{package}.{submodule}" for name, submodule in exports.names.items()}
     for family in exports.families:
-        modules |= {name: family[entry].__module__ for name, entry in family.class_names.items()}
+        modules |= {name: visible(family[entry].__module__, package) for name, entry in family.class_names.items()}
     lines = {f"    from {modules[name]} import {name} as {name}\n" for name in modules}
     file = Path(str(module.__file__))
     text = file.read_text(encoding="utf-8")

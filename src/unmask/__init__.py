@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unmask.backbones import BACKBONES as BACKBONES
+from unmask.baselines import BASELINES as BASELINES
 from unmask.data.loader import ROW_LAYOUTS as ROW_LAYOUTS
 from unmask.diffusion import SCHEDULES as SCHEDULES
 from unmask.objectives import OBJECTIVES as OBJECTIVES
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.dit import LlamaBlock as LlamaBlock
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
+    from unmask.baselines import SSDLM as SSDLM
+    from unmask.baselines import Plaid as Plaid
     from unmask.classification import load_classifier as load_classifier
     from unmask.data.loader import RowLayout as RowLayout
     from unmask.data.loader.layouts import PerDocument as PerDocument
@@ -79,6 +82,7 @@ if not TYPE_CHECKING:
         __name__,
         BACKBONES,
         OBJECTIVES,
+        BASELINES,
         ROW_LAYOUTS,
         SAMPLERS,
         PROCESS_SAMPLERS,

@@ -272,7 +272,8 @@ def _known_kinds(members: list[Any]) -> dict[str, Callable[[], Any]]:
     for member in members:
         family = _family(member)
         if family is not None:
-            kinds |= {kind: partial(family.__getitem__, name) for kind, name in family.class_names.items()}
+            for table in (family, *family.extensions):
+                kinds |= {kind: partial(table.__getitem__, name) for kind, name in table.class_names.items()}
         elif dataclasses.is_dataclass(member):
             kinds[_type_name(member)] = partial(_identity, member)
     return kinds

@@ -28,9 +28,16 @@ class Family(MutableMapping[str, Any], Generic[_T]):
     `unmask.Name`, JSON kinds, contract tests and documents all read the table.
     """
 
-    def __init__(self, base: str, entries: Mapping[str, Any]) -> None:
-        """`base`: the class that all members subclass (or return), written "package.module:Name" too."""
+    def __init__(self, base: str, entries: Mapping[str, Any], *, extends: Family[_T] | None = None) -> None:
+        """`base`: the class that all members subclass (or return), written "package.module:Name" too.
+
+        `extends`: a family of the same base in a lower package; where JSON names a kind of that one, it may name
+        one of these.
+        """
         self._base, self._entries = base, dict(entries)
+        self.extensions: list[Family[_T]] = []
+        if extends is not None:
+            extends.extensions.append(self)
         _FAMILIES.setdefault(base, self)
 
     def __getitem__(self, name: str) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unmask.objectives import Objective
 
 _Overrides = Annotated[tuple[tuple[str, ...], ...], Option(name="set", metavar="FIELD=VALUE", repeated=True)]
-_ObjectiveArg = Annotated[str | None, Option(family="unmask.objectives:OBJECTIVES")]
+_ObjectiveArg = Annotated[str | None, Option(family="unmask.baselines:EVERY_OBJECTIVE")]
 
 
 def train(
@@ -170,10 +170,11 @@ def _customize(
 
 
 def _make_objective(name: str) -> Objective:
+    from unmask.baselines import EVERY_OBJECTIVE
     from unmask.objectives import OBJECTIVES
 
     if ":" not in name:
-        named: Objective = OBJECTIVES[name].recommended()
+        named: Objective = EVERY_OBJECTIVE[name].recommended()
         return named
     found = import_typed(name, OBJECTIVES.base)
     if isinstance(found, type):

@@ -32,7 +32,9 @@ class Process(ABC):
     title: ClassVar[str]
     """What a model of this process is called in messages: "masked diffusion"."""
     default_sampler: ClassVar[str]
-    """The name of the sampler that reverses the process as it is defined."""
+    """The sampler that reverses the process as it is defined: its name in a table, or package.module:Name."""
+    is_continuous: ClassVar[bool] = False
+    """Whether the noisy text is vectors instead of tokens, which guidance and servers cannot change or join."""
     is_left_to_right: ClassVar[bool] = False
     """Whether there is no noise: tokens depend on those before them only, and likelihoods are exact."""
     has_masks: ClassVar[bool] = False

@@ -39,6 +39,8 @@ class NatsEstimator:
     """Draws of the bound on -log p, with the lowest variance that the objective and the network allow."""
 
     def __init__(self, denoiser: DenoiserLike, objective: Objective) -> None:
+        if objective.why_no_likelihood is not None:
+            raise ValueError(objective.why_no_likelihood)
         self.denoiser = denoiser
         self.objective = _low_variance_objective(denoiser, objective)
         self.is_exact = objective.process.is_left_to_right

@@ -19,6 +19,7 @@ from unmask.objectives import Objective
 from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, prepack
+from unmask.training.hooks import Hook
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
@@ -46,7 +47,8 @@ class ModelConfig:
 
     def build(self) -> Denoiser:
         """A denoiser with newly initialized weights."""
-        return Denoiser(self)
+        denoiser: Denoiser | None = self.objective.build_denoiser(self)
+        return Denoiser(self) if denoiser is None else denoiser
 
 
 class Denoiser(nn.Module):
@@ -125,7 +127,12 @@ class Denoiser(nn.Module):
             hidden = self._encode(z, self._time_input(t), queries, context, read_once)
         if order is not None:
             hidden = hidden[order]
-        alpha = self._alpha(z, t, queries if order is None else positions)
+        return self._read(hidden, self._alpha(z, t, queries if order is None else positions), row_fn)
+
+    def _read(
+        self, hidden: Float[Tensor, "N width"], alpha: Float[Tensor, "N 1"], row_fn: RowFn | None
+    ) -> Shaped[Tensor, " N *values"]:
+        """log_x [N, V] of hidden states, or `row_fn` of its rows."""
         if row_fn is None:
             rows = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
         else:
@@ -157,6 +164,23 @@ class Denoiser(nn.Module):
     def new_cache(self) -> Cache:
         """An empty cache, as the backbone makes it."""
         return self.backbone.new_cache()
+
+    @property
+    def stored_module(self) -> nn.Module:
+        """The module whose tensors a model folder holds."""
+        return self.backbone
+
+    def load_initial(self, other: Denoiser) -> None:
+        """Start from the weights of another model, whose network is the same."""
+        self.backbone.load_state_dict(other.backbone.state_dict())
+
+    def lr_scales(self) -> dict[str, float]:
+        """Factors of the learning rate for parameters, by name, that do not have the optimizer's own; see `AdamW`."""
+        return {}
+
+    def training_hooks(self) -> list[Hook]:
+        """What happens around training steps because of this model."""
+        return []
 
     def blocks(self) -> Sequence[nn.Module]:
         """The repeated blocks of the network."""

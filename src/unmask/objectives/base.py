@@ -12,8 +12,9 @@ SEDD (score entropy, S is free), in T steps and in continuous time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -36,6 +37,26 @@ from unmask.diffusion.time_sampling import AnyTimes, UniformTimes, stratified_un
 from unmask.ops.chunked_head import WeightedNLL
 from unmask.ops.packing import scatter_rows
 from unmask.types import Batch, LogX, Queries, RowFn, Vocab
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """The loss of some rows of a global batch, as a sum: sums of all micro-batches and ranks add up.
+
+    The trainer minimizes (sum of totals)/(sum of counts).
+    """
+
+    total: Tensor
+    """The summed loss, a scalar with a gradient."""
+    count: Tensor | float
+    """What the sum is over: tokens, examples."""
+    metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
+    """Further sums by name, the same names in every call; logged as (sum over the global batch)/(sum of counts)."""
+
+    def stack(self, device: torch.device) -> Tensor:
+        """[total, count, *metrics] in float64, without gradient: what is summed over micro-batches and ranks."""
+        values = (self.total, self.count, *self.metrics.values())
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device).detach() for v in values])
 
 
 class Objective(ABC):
@@ -66,9 +87,23 @@ class Objective(ABC):
         """Whether `log_probs` depends on alpha, and so on the time."""
         return False
 
+    @property
+    def why_no_likelihood(self) -> str | None:
+        """The reason why the model has no likelihood, as a sentence; None where `token_nll` is a bound on -log p."""
+        return None
+
     def in_steps(self, steps: int | None) -> Objective | None:
         """The bound for samplers of `steps` steps (None: of infinitely many); None where there is no such bound."""
         return None
+
+    def build_denoiser(self, config: Any) -> Any:
+        """The denoiser of a `ModelConfig`, where the network reads something else than tokens; None: the usual one."""
+        return None
+
+    def training_loss(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> LossSum:
+        """What training minimizes: the nats of all tokens that are not prompt or padding."""
+        nll = self.token_nll(denoiser, batch, generator)
+        return LossSum(nll.sum(), batch.loss_mask.sum())
 
     @abstractmethod
     def log_probs(self, logits: Float[Tensor, "N V"], alpha: Float[Tensor, "N 1"], vocab: Vocab) -> LogX:

@@ -45,6 +45,6 @@ def subs(logits: Float[Tensor, "N V"], vocab: Vocab) -> LogX:
     return without_mask(to_float32(logits), vocab).log_softmax(-1)
 
 
-def without_mask(logits: Float[Tensor, "N V"], vocab: Vocab) -> Float[Tensor, "N V"]:
-    """Logits or log-probabilities [N, V] with -inf in the column of the mask."""
+def without_mask(logits: Float[Tensor, "*N V"], vocab: Vocab) -> Float[Tensor, "*N V"]:
+    """Logits or log-probabilities [..., V] with -inf in the column of the mask."""
     return logits.index_fill(-1, torch.tensor([vocab.mask_id], device=logits.device), -torch.inf)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from unmask.io.checksums import sha256_of_file
 from unmask.io.locks import file_lock
 from unmask.io.untrusted import read_json_object, require_regular_file
 from unmask.model import ModelConfig
+from unmask.objectives import MDLM
 from unmask.pretrained._config_checks import check_depth, meta_shapes
 from unmask.pretrained.formats import hf
 from unmask.pretrained.formats._hf_tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -101,6 +103,8 @@ def write_folder(
 
 
 def _expected_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
+    if config.objective.process.is_continuous:
+        return _continuous_shapes(config, stored, path)
     if isinstance(config.backbone, DiTConfig):
         check_depth(config.backbone.depth, stored, str(path))
         return meta_shapes(config.backbone, config.vocab, stored, str(path))
@@ -109,6 +113,17 @@ def _expected_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Pa
     with torch.device("meta"):
         network = config.backbone.build(config.vocab)
     return {name: tensor.shape for name, tensor in unique_tensors(network.state_dict(keep_vars=True)).items()}
+
+
+def _continuous_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
+    """Those of the network, as of any other, and of the input layers around it."""
+    prefix = "backbone."
+    inner = {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
+    network = _expected_shapes(replace(config, objective=MDLM()), inner, path)
+    with torch.device("meta"):
+        whole = unique_tensors(config.build().state_dict(keep_vars=True))
+    around = {name: tensor.shape for name, tensor in whole.items() if not name.startswith(prefix)}
+    return {**{f"{prefix}{name}": shape for name, shape in network.items()}, **around}
 
 
 def _write_checksums(folder: Path) -> None:

@@ -89,7 +89,7 @@ def load(
         denoiser = model_config.build()
     except (RuntimeError, MemoryError):
         raise ValueError(f"{path / CONFIG_FILE} asks for a network that does not fit into memory") from None
-    denoiser.backbone.load_state_dict(weights, strict=False)
+    denoiser.stored_module.load_state_dict(weights, strict=False)
     return LanguageModel(denoiser.eval(), tokenizer)
 
 
@@ -220,7 +220,7 @@ def _write_model(model: LanguageModel, folder: Path, upstream_format: bool) -> N
 
 def _export_own(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = {"format": _MODEL_FORMAT, **to_json(model.denoiser.config)}
-    return config, unique_tensors(model.denoiser.backbone.state_dict())
+    return config, unique_tensors(model.denoiser.stored_module.state_dict())
 
 
 def _export_upstream(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -220,23 +220,27 @@ def _usage_section(model: LanguageModel) -> str:
     """Python code and commands that run in the model's folder."""
     text, output = _example_text(model), "tokens" if model.tokenizer is None else "texts"
     template = f"{text}<mask>"
+    python, shell, note = [f"print(lm.sample(n=2).{output})"], ["unmask sample . --n 2"], ""
+    if not model.denoiser.process.is_continuous:
+        python.append(f"print(lm.infill({template!r}).{output})")
+        shell.append(f"unmask infill . {shlex.quote(template)}")
+        note = " (`<mask:12>` stands for twelve masked tokens)"
+    if model.objective.why_no_likelihood is None:
+        python.append(f"print(lm.score([{text!r}]).nats_per_token)")
+        shell.append(f"unmask score . {shlex.quote(text)}")
     return f"""In this folder, with Python:
 
 ```python
 import unmask
 
 lm = unmask.load(".")
-print(lm.sample(n=2).{output})
-print(lm.infill({template!r}).{output})
-print(lm.score([{text!r}]).nats_per_token)
+{chr(10).join(python)}
 ```
 
-or on the command line (`<mask:12>` stands for twelve masked tokens):
+or on the command line{note}:
 
 ```bash
-unmask sample . --n 2
-unmask infill . {shlex.quote(template)}
-unmask score . {shlex.quote(text)}
+{chr(10).join(shell)}
 ```"""
 
 

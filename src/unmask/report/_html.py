@@ -68,7 +68,7 @@ def _headline_section(data: ReportData) -> str:
         ("Steps skipped", f"{data.curves.num_skipped:,}", ""),
     ]
     held_out = data.validation
-    note = "No text was held out, so there is no likelihood."
+    note = escape(data.why_no_step_bounds or "")
     if held_out is not None:
         note = (
             f"On {held_out['tokens']:,} held-out tokens."

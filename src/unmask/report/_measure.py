@@ -158,7 +158,9 @@ def _evaluate(
 ) -> tuple[dict[str, Any] | None, tuple[StepBound, ...], str | None]:
     """The score of the validation split and its bounds in T steps; why those are missing, if they are."""
     if _VALID_SPLIT not in corpus.splits:
-        return None, (), "No text was held out, so nothing can be measured on it."
+        return None, (), "No text was held out, so there is no likelihood."
+    if lm.objective.why_no_likelihood is not None:
+        return None, (), lm.objective.why_no_likelihood
     corpus.verify(_VALID_SPLIT)
     headline = EvalConfig(config.windows, config.replicates, seed=config.seed)
     with progress("held-out text", num_windows(corpus, layout, headline), "windows") as report:

@@ -45,7 +45,7 @@ def initial_denoiser(experiment: Experiment, corpus: Corpus, init_model: Languag
     eos_id = corpus.eos_id if old.vocab.eos_id is None else old.vocab.eos_id
     config = replace(old.config, objective=experiment.objective, vocab=replace(old.vocab, eos_id=eos_id))
     denoiser = config.build()
-    denoiser.load_state_dict(old.state_dict())
+    denoiser.load_initial(old)
     return denoiser
 
 

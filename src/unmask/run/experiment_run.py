@@ -7,6 +7,7 @@ experiment in the same folder is refused.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
 from unmask.experiment import Experiment
 from unmask.likelihood.corpus import EvalConfig, score_corpus
+from unmask.likelihood.estimate import seeded_generator
 from unmask.registry import AllowCode
 from unmask.run._build import build_trainer
 from unmask.run._prepare import load_init_model, prepare_corpus, read_experiment
@@ -100,13 +102,29 @@ def _train(experiment: Experiment, corpus: Corpus, trainer: Trainer, run: RunFol
 
 
 def _evaluate(experiment: Experiment, corpus: Corpus, trainer: Trainer) -> dict[str, float]:
-    """Held-out nats per token."""
+    """Held-out nats per token; the held-out loss, for a model that has no likelihood."""
     if "valid" not in corpus.splits:
         return {}
     split = corpus.splits["valid"]
     layout = experiment.layout.with_length(min(experiment.layout.length, split.num_tokens))
     loader = Loader(split, layout, batch_size=min(EVAL_BATCH_SIZE, experiment.eval_windows))
+    config = EvalConfig(experiment.eval_windows, replicates=4)
     with torch.no_grad():
-        config = EvalConfig(experiment.eval_windows, replicates=4)
+        if experiment.objective.why_no_likelihood is not None:
+            return {"valid_loss": _held_out_loss(experiment, loader, trainer, config)}
         score = score_corpus(trainer.model, experiment.objective, loader, config, distributed=trainer.distributed)
     return {"valid_nats_per_token": score.nats_per_token, "valid_standard_error": score.standard_error}
+
+
+def _held_out_loss(experiment: Experiment, loader: Loader, trainer: Trainer, config: EvalConfig) -> float:
+    """The training loss of held-out rows, with the same noise at every evaluation; every rank computes it whole."""
+    total = count = 0.0
+    rows = min(config.windows or loader.num_sequential_rows, loader.num_sequential_rows)
+    for replicate in range(config.replicates):
+        for start in range(0, rows, loader.batch_size):
+            batch = loader.sequential_batch(start, loader.batch_size, num_windows=rows)
+            batch = replace(batch, row_offset=0, global_batch_size=None).to(trainer.device)
+            generator = seeded_generator(config.seed, replicate, start)
+            loss = experiment.objective.training_loss(trainer.model, batch, generator)
+            total, count = total + float(loss.total), count + float(loss.count)
+    return total / max(1.0, count)

@@ -20,7 +20,8 @@ def default_sampler(denoiser: DenoiserLike, steps: int = 128, params: SamplingPa
     process = denoiser.process
     if process.block_size is not None:
         return Blockwise(sampler=Ancestral(steps, params), eos_id=denoiser.vocab.eos_id)
-    kind = lookup(process.default_sampler, {**SAMPLERS, **PROCESS_SAMPLERS}, "sampler")
+    name = process.default_sampler
+    kind = SAMPLERS.find(name) if ":" in name else lookup(name, {**SAMPLERS, **PROCESS_SAMPLERS}, "sampler")
     return _build(kind, steps, params)
 
 

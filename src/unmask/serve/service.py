@@ -133,6 +133,11 @@ class Service:
             model = load()
             if model.tokenizer is None:
                 raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
+            if model.denoiser.process.is_continuous:
+                raise ValueError(
+                    f"the model {self.name} writes text by {model.denoiser.process.title}, whose steps a server cannot"
+                    " join with those of other requests: take `unmask sample` or `unmask complete`"
+                )
             self._codec = TextCodec(model.tokenizer, model.vocab.mask_id)
             return model
 

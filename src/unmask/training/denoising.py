@@ -27,6 +27,7 @@ def build_denoising_trainer(
         hooks.append(config.curriculum.build_hook(objective, batches))
     if config.attention_annealing is not None:
         hooks.append(AttentionAnnealing(denoiser.backbone, config.attention_annealing))
+    hooks += denoiser.training_hooks()
     if config.random_length_prob:
         batches = RandomLength(batches, config.random_length_prob, config.seed)
     return Trainer(denoiser, DenoisingLoss(objective), batches, config, hooks, distributed=distributed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,18 +39,19 @@ class AdamW:
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         """One optimizer for all parameters that are trained."""
-        return [self.build_for(trainable_parameters(model).values())]
+        return [self.build_for(trainable_parameters(model).values(), _lr_scales(model))]
 
-    def build_for(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """An optimizer for these parameters."""
-        decayed: list[nn.Parameter] = []
-        free: list[nn.Parameter] = []
+    def build_for(
+        self, parameters: Iterable[nn.Parameter], lr_scales: Mapping[nn.Parameter, float] | None = None
+    ) -> Optimizer:
+        """An optimizer for these parameters, some of them with `lr_scales` times the learning rate."""
+        by_group: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for parameter in parameters:
-            (decayed if parameter.ndim >= 2 else free).append(parameter)
+            scale = (lr_scales or {}).get(parameter, 1.0)
+            by_group.setdefault((scale, parameter.ndim >= 2), []).append(parameter)
         groups = [
-            {"params": group, "weight_decay": decay, "base_lr": self.lr}
-            for group, decay in ((decayed, self.weight_decay), (free, 0.0))
-            if group
+            {"params": group, "weight_decay": self.weight_decay if decayed else 0.0, "base_lr": self.lr * scale}
+            for (scale, decayed), group in sorted(by_group.items(), key=lambda item: (item[0][0], not item[0][1]))
         ]
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
@@ -78,12 +79,19 @@ class Muon:
         rest: list[nn.Parameter] = []
         for parameter in trainable_parameters(model).values():
             (matrices if parameter in in_blocks and parameter.ndim == 2 else rest).append(parameter)
-        others = [self.adamw.build_for(rest)] if rest else []
+        others = [self.adamw.build_for(rest, _lr_scales(model))] if rest else []
         if not matrices:
             return others
         groups = [{"params": matrices, "base_lr": self.lr}]
         muon = MuonOptimizer(groups, self.lr, self.momentum, self.weight_decay)
         return [muon, *others]
+
+
+def _lr_scales(model: nn.Module) -> dict[nn.Parameter, float]:
+    """The parameters to which a model gives learning rates of their own (`Denoiser.lr_scales`)."""
+    ask: Callable[[], dict[str, float]] = getattr(model, "lr_scales", dict)
+    scales = ask()
+    return {parameter: scales[name] for name, parameter in model.named_parameters() if name in scales}
 
 
 AnyOptimizer: TypeAlias = AdamW | Muon
