@@ -16,7 +16,7 @@ import torch
 import unmask
 from unmask.data.corpus import Corpus
 from unmask.data.loader import Loader, Wrapped
-from unmask.likelihood.estimate import NatsEstimator
+from unmask.likelihood._estimate import NatsEstimator
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def test_nothing_is_checked_outside_the_tests() -> None:
 
 
 def test_the_mathematical_core_is_checked() -> None:
-    import unmask.likelihood.estimate
+    import unmask.likelihood._estimate
     import unmask.model.denoiser
     import unmask.sampling.ancestral
     import unmask.sampling.confidence  # noqa: F401

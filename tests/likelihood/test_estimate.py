@@ -16,8 +16,8 @@ from unmask.data.corpus import TextStats
 from unmask.data.loader import Loader, Wrapped
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.time_sampling import ClippedTimes
+from unmask.likelihood._estimate import _low_variance_objective
 from unmask.likelihood.corpus import EvalConfig, score_corpus
-from unmask.likelihood.estimate import _low_variance_objective
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import TIME_BINS, Score, combine_scores
 from unmask.model import ModelConfig

@@ -31,7 +31,7 @@ from unmask import D3PM, MDLM, SEDD, BlockDiffusion, LanguageModel, NextToken, T
 from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.process import posterior
 from unmask.distributed import Distributed
-from unmask.likelihood.estimate import NatsEstimator
+from unmask.likelihood._estimate import NatsEstimator
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, _RequestScorer, score_requests
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.objectives.base import Objective, SteppedObjective

@@ -20,8 +20,8 @@ from unmask import MDLM, BlockDiffusion, LanguageModel, ModelConfig, Tokenizer, 
 from unmask.backbones.hf import HFBackboneConfig
 from unmask.diffusion.schedule import Cosine
 from unmask.pretrained import export_onnx
-from unmask.pretrained.formats import hf as huggingface
-from unmask.pretrained.formats.hf import _resize_embeddings
+from unmask.pretrained.formats import _hf as huggingface
+from unmask.pretrained.formats._hf import _resize_embeddings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "der", "mond", "##e", "ist", "auf", "##gegangen"]
 LETTERS = Tokenizer.characters("abcdefghijk")

@@ -22,7 +22,7 @@ import unmask
 from unmask import DiTConfig, LlamaBlock, Tokenizer
 from unmask.backbones.dit import LocalInit
 from unmask.diffusion.schedule import LogLinear
-from unmask.pretrained.formats import hf as huggingface
+from unmask.pretrained.formats import _hf as huggingface
 
 HUGE = 10**9
 LETTERS = Tokenizer.characters("abcdefg")

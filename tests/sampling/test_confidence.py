@@ -13,9 +13,9 @@ from torch import Tensor
 import tiny_models
 from unmask import MDLM, SamplingParams
 from unmask.sampling import Confidence, EntropyBounded, Factor, RandomOrder, Threshold
+from unmask.sampling._unmasking import ranks, tokens_per_step
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Entropy, Margin, Probability, _AnyConfidenceMeasure, _entropy
-from unmask.sampling.unmasking import ranks, tokens_per_step
 
 MASK, LENGTH = 4, tiny_models.LENGTH
 COLD = SamplingParams(temperature=0)

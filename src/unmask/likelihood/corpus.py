@@ -17,7 +17,7 @@ from unmask.data.corpus import TextStats
 from unmask.data.loader import Loader
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.distributed import Distributed
-from unmask.likelihood.estimate import (
+from unmask.likelihood._estimate import (
     NatsEstimator,
     draws_factor,
     score_from_replicates,

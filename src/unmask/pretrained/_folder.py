@@ -21,7 +21,7 @@ from unmask.io.untrusted import read_json_object, require_regular_file
 from unmask.model import ModelConfig
 from unmask.objectives import MDLM
 from unmask.pretrained._config_checks import check_depth, meta_shapes
-from unmask.pretrained.formats import hf
+from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._hf_tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from unmask.pretrained.state_dict import list_weight_files, read_meta_state_dict, read_state_dict, unique_tensors
 

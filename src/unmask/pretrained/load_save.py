@@ -23,14 +23,15 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer
 from unmask.pretrained._folder import CONFIG_FILE, WEIGHTS_FILE, StoredModel, write_folder
 from unmask.pretrained._hub import resolve_hub
-from unmask.pretrained.formats import FORMATS, Format, hf
+from unmask.pretrained.formats import FORMATS, Format
+from unmask.pretrained.formats import _hf as hf
+from unmask.pretrained.formats._gguf import find_gguf_file, load_gguf
 from unmask.pretrained.formats._hf_tokenizer import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     load_hf_tokenizer,
     make_tokenizer_config,
 )
-from unmask.pretrained.formats.gguf import find_gguf_file, load_gguf
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import unique_tensors
 from unmask.registry import AllowCode

@@ -30,15 +30,15 @@ from unmask.diffusion.noise import seeded_uniform, seeded_uniform_array
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import Masking
 from unmask.sampling._row_fns import DrawTokens
-from unmask.sampling.base import Sampler, init_tokens, require_process
-from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import (
+from unmask.sampling._unmasking import (
     ranks,
     scatter_tokens,
     time_from_mask_ratio,
     to_device,
     tokens_per_step,
 )
+from unmask.sampling.base import Sampler, init_tokens, require_process
+from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, NonFiniteError, Queries, Tokens
 
 

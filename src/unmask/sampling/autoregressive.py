@@ -14,9 +14,9 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform_array
 from unmask.diffusion.process import LeftToRight, shift_right
 from unmask.sampling._row_fns import DrawTokens
+from unmask.sampling._unmasking import scatter_tokens, to_device
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import scatter_tokens, to_device
 from unmask.types import Queries, Tokens
 
 

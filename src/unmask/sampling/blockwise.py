@@ -22,10 +22,10 @@ from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import BlockMasking, Masking
+from unmask.sampling._unmasking import IntArray, time_from_mask_ratio, to_device
 from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_inner_sampler, resolve_option
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Confidence
-from unmask.sampling.unmasking import IntArray, time_from_mask_ratio, to_device
 from unmask.types import Positions, Queries, RowFn, Times, Tokens
 
 

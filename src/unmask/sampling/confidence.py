@@ -19,15 +19,15 @@ from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.noise_level import validate_steps
 from unmask.diffusion.process import Masking
 from unmask.sampling._row_fns import DrawTokens, DrawWithConfidence
-from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option
-from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import (
+from unmask.sampling._unmasking import (
     IntArray,
     ranks,
     time_from_mask_ratio,
     to_device,
     tokens_per_step,
 )
+from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option
+from unmask.sampling.canvas import Canvas
 from unmask.types import LogX, Queries, Tokens
 
 

@@ -24,10 +24,10 @@ from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Schedule
 from unmask.sampling._row_fns import DrawTokens, DrawWithConfidence
+from unmask.sampling._unmasking import scatter_tokens, to_device
 from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_option
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.confidence import Probability
-from unmask.sampling.unmasking import scatter_tokens, to_device
 from unmask.types import Queries, Tokens
 
 _Floats: TypeAlias = NDArray[np.float64]

@@ -13,9 +13,9 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
 from unmask.diffusion.process import UniformNoise, posterior
+from unmask.sampling._unmasking import scatter_tokens
 from unmask.sampling.base import Sampler, init_tokens, require_process
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import scatter_tokens
 from unmask.types import Queries, Tokens
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed
+from unmask.sampling._unmasking import IntArray, to_device
 from unmask.sampling.base import Sampler, init_tokens
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.unmasking import IntArray, to_device
 from unmask.types import Tokens
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from unmask.backbones.hf import import_transformers
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.io.untrusted import read_json_object
-from unmask.pretrained.formats.hf import translated_errors
+from unmask.pretrained.formats._hf import translated_errors
 from unmask.types import Vocab
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"

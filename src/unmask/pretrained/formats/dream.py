@@ -5,7 +5,7 @@ It was initialized from an autoregressive model, and its logits are still shifte
 
 from __future__ import annotations
 
-from unmask.pretrained.formats.llama import ConfigKeys, LlamaFormat, TensorNames
+from unmask.pretrained.formats._llama import ConfigKeys, LlamaFormat, TensorNames
 
 DREAM_FORMAT = LlamaFormat(
     "Dream",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unmask.pretrained.formats.llama import ConfigKeys, LlamaFormat, TensorNames
+from unmask.pretrained.formats._llama import ConfigKeys, LlamaFormat, TensorNames
 
 LLADA_FORMAT = LlamaFormat(
     "llada",

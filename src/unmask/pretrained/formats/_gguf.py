@@ -11,7 +11,7 @@ import torch
 from unmask.backbones.hf import import_transformers
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.model import LanguageModel
-from unmask.pretrained.formats.hf import check_loading_report, language_model_from_hf, translated_errors
+from unmask.pretrained.formats._hf import check_loading_report, language_model_from_hf, translated_errors
 
 
 def load_gguf(file: Path, tokenizer: BaseTokenizer | None = None) -> LanguageModel:
