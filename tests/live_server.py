@@ -49,7 +49,7 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    model: LanguageModel | None = None,
+    model: Any = None,
     limits: Limits | None = None,
     token: str | None = None,
     ready: bool = True,

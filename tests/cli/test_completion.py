@@ -48,7 +48,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["eval-samples", "runs/demo", "--samplers", "ancestral", "conf"], {"confidence"}),
         (["sample", "runs/demo", "--sampler", "confidence", "nothing-like-it"], {""}),
         (["completion", ""], {"bash", "zsh", "fish"}),
-        ([""], {*COMMANDS, "-h", "--help"}),
+        ([""], {*(name.split()[0] for name in COMMANDS), "-h", "--help"}),
+        (["classify", ""], {"train", "eval", "predict"}),
+        (["classify", "train", "runs/demo", "--pool"], {"--pooling"}),
+        (["classify", "train", "runs/demo", "--task", "sst"], {"sst2"}),
     ],
 )
 def test_bash_completes(script: Path, words: list[str], expected: set[str]) -> None:
@@ -70,7 +73,7 @@ def test_bash_completes_files_where_there_is_nothing_else(script: Path) -> None:
 def test_other_shells_get_a_script_too(shell: str, command: Callable[..., Any]) -> None:
     made = command("completion", shell)
     assert made.code == 0
-    assert all(re.search(rf"\b{name}\b", made.out) for name in (*COMMANDS, *RECIPES, *SAMPLERS))
+    assert all(re.search(rf"\b{name}\b", made.out) for name in (*" ".join(COMMANDS).split(), *RECIPES, *SAMPLERS))
 
 
 def test_an_unknown_shell_is_refused(command: Callable[..., Any]) -> None:

@@ -32,7 +32,7 @@ def test_the_help_lists_every_command_and_says_how_to_begin(command: Callable[..
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(name: str, command: Callable[..., Any]) -> None:
-    shown = command(name, "--help")
+    shown = command(*name.split(), "--help")
     assert shown.code == 0
     assert f"usage: unmask {name}" in shown.out
     examples = re.findall(rf"^(?:Example:| ) unmask {name}\b", shown.out, flags=re.MULTILINE)
@@ -44,7 +44,7 @@ def test_help_waits_for_nothing_heavy() -> None:
     code = (
         "import sys, unmask.cli\n"
         "for name in ('', *unmask.cli.COMMANDS):\n"
-        "    sys.argv = ['unmask', *filter(None, [name]), '--help']\n"
+        "    sys.argv = ['unmask', *name.split(), '--help']\n"
         "    try: unmask.cli.main()\n"
         "    except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'rich', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
@@ -64,6 +64,17 @@ def test_the_installed_command_is_this_one() -> None:
 
 def test_version(command: Callable[..., Any]) -> None:
     assert re.fullmatch(r"unmask \d+\.\d+\.\d+\S*\n", command("--version").out)
+
+
+def test_a_group_shows_its_commands(command: Callable[..., Any]) -> None:
+    shown = command("classify", "--help")
+    assert shown.code == 0
+    assert "usage: unmask classify {train,eval,predict} [OPTIONS]" in shown.out
+    bare = command("classify")
+    assert (bare.code, bare.out, bare.err) == (2, "", shown.out)
+    wrong = command("classify", "trian")
+    assert wrong.code == 2
+    assert "there is no command 'classify trian' (did you mean classify train?)" in wrong.err
 
 
 def test_nothing_to_do_shows_the_help_and_exits_with_2(command: Callable[..., Any]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from unmask.classification._classifier import Classifier
-from unmask.classification._encoding import TooLong
 from unmask.classification._experiment import ClassificationExperiment, LabelledData, make_experiment, task_data
 from unmask.classification._folder import is_classifier, load_classifier, save_classifier
 from unmask.classification._labels import Labels
 from unmask.classification._metrics import Evaluation, Metric, Summary, evaluate
 from unmask.classification._network import POOLINGS, ClassifierConfig, SequenceClassifier
+from unmask.classification._predictions import check_output, write_predictions
 from unmask.classification._run import RESULTS_FILE, Results, RunResult, load_encoder, run_classification, run_many
 from unmask.classification._table import LABEL_COLUMN, Table, column_options, read_table
 from unmask.classification._tasks import OWN_DATA, TASKS, Protocol, Split, Task, find_task
@@ -34,7 +34,7 @@ __all__ = [
     "Summary",
     "Table",
     "Task",
-    "TooLong",
+    "check_output",
     "column_options",
     "evaluate",
     "find_task",
@@ -47,4 +47,5 @@ __all__ = [
     "run_many",
     "save_classifier",
     "task_data",
+    "write_predictions",
 ]

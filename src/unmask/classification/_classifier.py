@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unmask.classification._encoding import EncodedRows, RowEncoder, TooLong, pad_rows
+from unmask.classification._encoding import EncodedRows, RowEncoder, pad_rows
 from unmask.classification._labels import Labels
 from unmask.classification._metrics import Evaluation, evaluate
 from unmask.classification._network import SequenceClassifier
@@ -61,7 +61,7 @@ class Classifier:
         """How well the predictions for the encoded rows of a table fit its labels."""
         return evaluate(self.labels, table.targets(self.labels), self.decide(self.logits(rows, progress)))
 
-    def encode_texts(self, texts: Texts, too_long: TooLong = "cut") -> EncodedRows:
+    def encode_texts(self, texts: Texts, too_long: str = "cut") -> EncodedRows:
         """The rows of texts, each of which must be one text, or two where the classifier reads pairs."""
         rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         wanted = len(self.config.columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from unmask.context import Context
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.types import Batch
 
-TooLong: TypeAlias = Literal["cut", "refuse"]
+TOO_LONG = ("cut", "refuse")
 """What becomes of rows that are longer than the classifier reads."""
 
 _Ids: TypeAlias = NDArray[np.int64]
@@ -69,7 +69,7 @@ class RowEncoder:
     def __init__(self, tokenizer: BaseTokenizer, max_length: int | None) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
 
-    def encode(self, texts: Sequence[tuple[str, ...]], too_long: TooLong = "cut") -> EncodedRows:
+    def encode(self, texts: Sequence[tuple[str, ...]], too_long: str = "cut") -> EncodedRows:
         """The rows of some texts; of two texts, the longer one is cut first."""
         num_texts = len(texts[0]) if texts else 1
         flat, stats = self.tokenizer.encode_batch_with_stats([text for row in texts for text in row])

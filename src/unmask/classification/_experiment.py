@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.classification._encoding import TooLong
+from unmask.classification._encoding import TOO_LONG
 from unmask.classification._labels import Labels, check_classes, find_labels
 from unmask.classification._metrics import metric_names
 from unmask.classification._table import Table, fold_rows, read_table, split_rows
@@ -78,7 +78,7 @@ class ClassificationExperiment:
     """Dropout of the head."""
     max_length: int | None = None
     """The most tokens of a row; None: as many as the network takes."""
-    too_long: TooLong = "cut"
+    too_long: str = "cut"
     """Whether longer rows are cut or refused."""
     head_only: bool = False
     """Whether the network stays as it is and only the head is trained."""
@@ -98,6 +98,8 @@ class ClassificationExperiment:
     """Optimizer, batches and seed; its numbers of steps follow from the epochs."""
 
     def __post_init__(self) -> None:
+        if self.too_long not in TOO_LONG:
+            raise ValueError(f"too_long must be {' or '.join(TOO_LONG)}; got {self.too_long!r}")
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1; got {self.epochs}")
         if self.patience is not None and self.patience < 1:

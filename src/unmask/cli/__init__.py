@@ -28,9 +28,15 @@ COMMANDS = {
     "eval-samples": "evaluate.eval_samples",
     "report": "report.report",
     "reproduce": "reproduce.reproduce",
+    "classify train": "classify.train",
+    "classify eval": "classify.evaluate",
+    "classify predict": "classify.predict",
     "completion": "completion.completion",
 }
-"""The module and function of each command; the first line of its docstring is its line in the help."""
+"""The module and function of each command; the first line of its docstring is its line in the help.
+
+A name of two words is a command of a group, which is its first word.
+"""
 
 _HELP_TEMPLATE = """\
 usage: unmask COMMAND [OPTIONS]
@@ -114,9 +120,12 @@ def _dispatch(arguments: list[str]) -> None:
     if not arguments:
         print(_help_text(), file=sys.stderr)
         sys.exit(2)
-    command, *rest = arguments
+    command, rest = _split_command(arguments)
     if command in ("-h", "--help"):
         print(_help_text())
+    elif members := _group(command):
+        print(_group_help(command, members), file=sys.stdout if rest else sys.stderr)
+        sys.exit(0 if rest else 2)
     elif command == "--version":
         from unmask import __version__
 
@@ -132,9 +141,30 @@ def _dispatch(arguments: list[str]) -> None:
             function(**parse(command, function, rest))
 
 
+def _split_command(words: list[str]) -> tuple[str, list[str]]:
+    """The name of the command, of one word or two, and the words after it."""
+    if _group(words[0]) and len(words) > 1 and not words[1].startswith("-"):
+        return " ".join(words[:2]), words[2:]
+    return words[0], words[1:]
+
+
+def _group(name: str) -> list[str]:
+    """The commands of a group; none if it is no group."""
+    return [command for command in COMMANDS if command.startswith(f"{name} ")]
+
+
+def _group_help(group: str, members: list[str]) -> str:
+    usage = f"usage: unmask {group} {{{','.join(name.split()[1] for name in members)}}} [OPTIONS]"
+    return f"{usage}\n\nCommands:\n{_command_lines(members)}\n\n`unmask {members[0]} --help` shows the options of one."
+
+
 def _help_text() -> str:
-    lines = [f"  {name:12}  {(command_function(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
-    return _HELP_TEMPLATE.format(commands="\n".join(lines))
+    return _HELP_TEMPLATE.format(commands=_command_lines(list(COMMANDS)))
+
+
+def _command_lines(names: list[str]) -> str:
+    width = max(map(len, names))
+    return "\n".join(f"  {name:{width}}  {(command_function(name).__doc__ or '').splitlines()[0]}" for name in names)
 
 
 def _os_error_message(error: OSError) -> str:

@@ -6,6 +6,7 @@ The scripts contain all words, so that completing starts no Python process.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from unmask.cli._signature import Argument, Positional, command_arguments, import_table
@@ -47,18 +48,26 @@ def _bash(known: dict[str, list[Argument]]) -> str:
         '  local cur="${COMP_WORDS[COMP_CWORD]}" words="" options="" option="" after=0 free=0 i',
         "  COMPREPLY=()",
         "  if ((COMP_CWORD == 1)); then",
-        f'    COMPREPLY=($(compgen -W {_quoted([*known, "-h", "--help"])} -- "$cur")); return',
+        f'    COMPREPLY=($(compgen -W {_quoted([*_first_words(known), "-h", "--help"])} -- "$cur")); return',
         "  fi",
-        "  for ((i = 2; i < COMP_CWORD; i++)); do",
+        '  local command="${COMP_WORDS[1]}" first=2',
+        '  case "$command" in',
+        *(
+            f'    {group}) if ((COMP_CWORD == 2)); then COMPREPLY=($(compgen -W {_quoted(members)} -- "$cur")); return;'
+            f' fi; command="$command ${{COMP_WORDS[2]}}"; first=3;;'
+            for group, members in _groups(known).items()
+        ),
+        "  esac",
+        "  for ((i = first; i < COMP_CWORD; i++)); do",
         '    case "${COMP_WORDS[i]}" in',
         '      --*) option="${COMP_WORDS[i]}"; after=0;;',
         '      *) ((after += 1)); [[ -z "$option" ]] && ((free += 1));;',
         "    esac",
         "  done",
-        '  case "${COMP_WORDS[1]}" in',
+        '  case "$command" in',
     ]
     for name, each in known.items():
-        lines.append(f"    {name}) options={_quoted(_option_names(each))}")
+        lines.append(f"    {shlex.quote(name)}) options={_quoted(_option_names(each))}")
         cases = []
         for argument in each:
             if argument.positional:
@@ -92,9 +101,12 @@ def _zsh(known: dict[str, list[Argument]]) -> str:
 
 def _fish(known: dict[str, list[Argument]]) -> str:
     lines = ["complete -c unmask -e"]
-    lines += [f"complete -c unmask -f -n __fish_use_subcommand -a {name}" for name in known]
+    lines += [f"complete -c unmask -f -n __fish_use_subcommand -a {name}" for name in _first_words(known)]
+    for group, members in _groups(known).items():
+        lines.append(f"complete -c unmask -f -n '__fish_seen_subcommand_from {group}' -a {_quoted(members)}")
     for name, each in known.items():
-        inside = f"complete -c unmask -n '__fish_seen_subcommand_from {name}'"
+        inside = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in name.split())
+        inside = f"complete -c unmask -n '{inside}'"
         for argument in each:
             words = _completions(argument)
             names = " ".join(f"-l {option.removeprefix('--')}" for option in argument.names)
@@ -106,6 +118,19 @@ def _fish(known: dict[str, list[Argument]]) -> str:
                 from_list = f" -f -a {_quoted(words)}" if words else ""
                 lines.append(f"{inside} {names}{takes}{from_list} {described}")
     return "\n".join(lines)
+
+
+def _first_words(known: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name.split()[0] for name in known))
+
+
+def _groups(known: Iterable[str]) -> dict[str, list[str]]:
+    """The second words of commands of two words, by their first."""
+    groups: dict[str, list[str]] = {}
+    for group, *member in map(str.split, known):
+        if member:
+            groups.setdefault(group, []).extend(member)
+    return groups
 
 
 def _quoted(words: list[str]) -> str:

@@ -12,6 +12,7 @@ from unmask.serve.limits import Limits
 from unmask.serve.onednn import limit_onednn_caches
 
 if TYPE_CHECKING:
+    from unmask.classification import Classifier
     from unmask.model import LanguageModel
 
 
@@ -29,14 +30,14 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Serve a model over HTTP: an OpenAI-compatible API, and a web page.
+    """Serve a model over HTTP: an OpenAI-compatible API, and a web page; or a classifier.
 
     For example:
       unmask serve runs/demo
       UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine
 
     Args:
-        model: A model folder, of unmask or in a published format, or a name on the hub.
+        model: A model folder, of unmask or in a published format, a name on the hub, or a classifier's folder.
         host: The address to listen on; one that other machines can reach needs a token.
         port: The port to listen on; 0 takes a free one, and prints it.
         token: The token that clients must send (Authorization: Bearer TOKEN); by default the variable UNMASK_TOKEN.
@@ -66,9 +67,16 @@ def serve(
 
     if not resolve_model_folder(model).exists():
         load_model(model, allow_code=allow_code)  # raises with what is missing, before the server starts
-    service = Service(model.resolve().name, limits, max_batch, max_queue)
+    from unmask.classification import is_classifier, load_classifier
 
-    def load() -> LanguageModel:
+    classifies = is_classifier(model)
+    if classifies and dtype == "bfloat16":
+        raise ValueError("a classifier computes in float32: leave out --dtype bfloat16")
+    service = Service(model.resolve().name, limits, max_batch, max_queue, classifies=classifies)
+
+    def load() -> LanguageModel | Classifier:
+        if classifies:
+            return load_classifier(model, allow_code=allow_code)
         lm = load_model(model, require_tokenizer=True, allow_code=allow_code)
         set_dtype(lm, dtype)
         return lm

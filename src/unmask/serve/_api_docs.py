@@ -68,6 +68,22 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "by_time": [{"start": 0.0, "end": 0.125, "nats_per_token": 0.3, "standard_error": 0.05}],
         },
     ),
+    "/v1/classify": (
+        {"texts": ["a good film", "a bad film"]},
+        {
+            "object": "classification",
+            "model": "reviews",
+            "results": [
+                {
+                    "index": 0,
+                    "label": "positive",
+                    "probabilities": {"negative": 0.1, "positive": 0.9},
+                    "value": None,
+                    "cut": False,
+                }
+            ],
+        },
+    ),
     "/v1/tokenize": (
         {"text": "def main"},
         {"tokens": [{"id": 270, "text": "def"}, {"id": 918, "text": " main"}]},

@@ -17,11 +17,14 @@ from starlette.exceptions import HTTPException
 
 from unmask import __version__
 from unmask.serve._api_docs import render_api_docs
+from unmask.serve._classifier import classification_job
 from unmask.serve._errors import ERROR_STATUS, error_response, to_error
 from unmask.serve._jobs import generation_job, scoring_job
 from unmask.serve._middleware import SecurityMiddleware
 from unmask.serve._responses import CompletionResponder, InfillResponder, score_response, sse_event
 from unmask.serve._schemas import (
+    ClassifyRequest,
+    ClassifyResponse,
     CompletionRequest,
     CompletionResponse,
     ErrorResponse,
@@ -78,9 +81,13 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
         app.add_exception_handler(kind, error_response)
     _add_server_routes(app, service)
-    _add_generation_routes(app, service)
-    _add_text_routes(app, service)
-    _add_pages(app, token is not None)
+    _add_tokenize_route(app, service)
+    if service.classifies:
+        _add_classify_route(app, service)
+    else:
+        _add_generation_routes(app, service)
+        _add_score_route(app, service)
+    _add_pages(app, token is not None, service.classifies)
     _extend_schema(app, service, token is not None)
     return SecurityMiddleware(app, service.metrics, allowed_hosts, token, service.limits.body_bytes, allowed_origins)
 
@@ -159,7 +166,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         return responder.response(await _await_or_cancel(request, handle))
 
 
-def _add_text_routes(app: FastAPI, service: Service) -> None:
+def _add_tokenize_route(app: FastAPI, service: Service) -> None:
     @app.post("/v1/tokenize", tags=["model"])
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """The tokens of a text, for example to know how long a hole must be."""
@@ -167,6 +174,8 @@ def _add_text_routes(app: FastAPI, service: Service) -> None:
         ids, texts = await asyncio.to_thread(service.codec.tokenize, body.text)
         return TokenizeResponse(tokens=[Token(id=id_, text=text) for id_, text in zip(ids, texts, strict=True)])
 
+
+def _add_score_route(app: FastAPI, service: Service) -> None:
     @app.post("/v1/score", tags=["model"])
     async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
         """A bound on the negative log-likelihood of a text in nats, with standard errors, by token and by time."""
@@ -180,7 +189,24 @@ def _add_text_routes(app: FastAPI, service: Service) -> None:
         return score_response(service, body.text, ids, result)
 
 
-def _add_pages(app: FastAPI, requires_token: bool) -> None:
+def _add_classify_route(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/classify", tags=["model"])
+    async def classify(body: ClassifyRequest, request: Request) -> ClassifyResponse:
+        """The class of each text with the probabilities of all classes, or its number.
+
+        The texts of all requests share network calls.
+        """
+        service.check_model(body.model)
+        service.limits.check("texts", len(body.texts))
+        served, deadline = service.classifier, service.deadline(body.timeout)
+        jobs = await asyncio.to_thread(
+            lambda: [classification_job(served, text, i, body.too_long) for i, text in enumerate(body.texts)]
+        )
+        handle = service.submit(jobs, deadline)
+        return ClassifyResponse(model=service.name, results=await _await_or_cancel(request, handle))
+
+
+def _add_pages(app: FastAPI, requires_token: bool, classifies: bool) -> None:
     page = files("unmask.serve") / "page"
     scripts = sorted(file.name for file in page.iterdir() if file.name.endswith(".js"))
 
@@ -192,6 +218,12 @@ def _add_pages(app: FastAPI, requires_token: bool) -> None:
 
         return route
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(render_api_docs(app.openapi(), str(request.base_url).rstrip("/"), requires_token))
+
+    if classifies:  # the page fills holes, which a classifier does not
+        app.add_api_route("/", docs, include_in_schema=False)
     for path, name, kind in (
         ("/", "index.html", "text/html; charset=utf-8"),
         ("/page.css", "page.css", "text/css; charset=utf-8"),
@@ -200,10 +232,6 @@ def _add_pages(app: FastAPI, requires_token: bool) -> None:
     ):
         app.add_api_route(path, static_route(name, kind), include_in_schema=False)
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> HTMLResponse:
-        return HTMLResponse(render_api_docs(app.openapi(), str(request.base_url).rstrip("/"), requires_token))
-
 
 def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None:
     """Add what is known at run time only: the names of the samplers, and whether a token is needed."""
@@ -211,7 +239,7 @@ def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None
 
     def openapi() -> dict[str, Any]:
         schema = generated()
-        for name in ("InfillRequest", "CompletionRequest"):
+        for name in () if service.classifies else ("InfillRequest", "CompletionRequest"):
             schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = service.sampler_names()
         if requires_token:
             schema["components"]["securitySchemes"] = {

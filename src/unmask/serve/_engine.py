@@ -12,16 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.hardware.memory import is_out_of_memory
-from unmask.model import LanguageModel
 from unmask.serve._metrics import Metrics
 from unmask.serve._scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start
 from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
+from unmask.types import Vocab
 
 EventFn = Callable[[Any], None]
 Job = Callable[[DenoiserLike, EventFn], Any]
@@ -71,6 +72,24 @@ class Task:
     finished: bool = False
 
 
+class EngineModel(Protocol):
+    """What the engine asks of a model: a language model, or a classifier in its place."""
+
+    @property
+    def vocab(self) -> Vocab:
+        """The token ids."""
+        ...
+
+    @property
+    def denoiser(self) -> DenoiserLike:
+        """What jobs call."""
+        ...
+
+    def inference_mode(self) -> AbstractContextManager[None]:
+        """No gradients and no dropout."""
+        ...
+
+
 class Engine:
     """Runs at most `max_batch` sequences per forward pass, with `max_queue` more waiting.
 
@@ -79,11 +98,11 @@ class Engine:
     `on_failure` is called after loading. An iteration of more than `stuck_after` seconds counts as stuck.
     """
 
-    model: LanguageModel
+    model: EngineModel
 
     def __init__(
         self,
-        load: Callable[[], LanguageModel],
+        load: Callable[[], EngineModel],
         metrics: Metrics,
         max_batch: int = 32,
         max_queue: int = 256,

@@ -152,6 +152,7 @@ _OTHER_SERVERS_ROUTES = {
     "embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
     "api/embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
     "rerank": "this is a completion model, which does not rank: POST /v1/score rates a text",
+    "classify": "this server has a language model: `unmask serve` a classifier's folder to classify texts",
     "api/generate": _COMPLETION_HINT,
     "fim/completions": _COMPLETION_HINT,
     "beta/completions": _COMPLETION_HINT,

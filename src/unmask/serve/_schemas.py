@@ -152,6 +152,39 @@ class ScoreRequest(_StrictRequest):
     timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
 
 
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class ClassifyRequest(_StrictRequest):
+    """Texts to classify; for a classifier of pairs, pairs of texts."""
+
+    texts: list[_Text | tuple[_Text, _Text]] = Field(
+        min_length=1, description="One or more texts, or pairs of texts where the classifier reads pairs."
+    )
+    too_long: Literal["refuse", "cut"] = Field(
+        "refuse", description="What becomes of texts of too many tokens: 400, or they are cut."
+    )
+    timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
+
+
+class Classification(BaseModel):
+    """What a text was found to be."""
+
+    index: int = Field(description="The place of the text in the request.")
+    label: str | None = Field(default=None, description="The most probable class; null where numbers are predicted.")
+    probabilities: dict[str, float] | None = Field(default=None, description="The probability of each class.")
+    value: float | None = Field(default=None, description="The number; null where classes are predicted.")
+    cut: bool = Field(default=False, description="Whether the text had too many tokens, and was cut.")
+
+
+class ClassifyResponse(BaseModel):
+    """The classes or numbers of all texts, in their order."""
+
+    object: Literal["classification"] = "classification"
+    model: str = Field(description="The classifier's name.")
+    results: list[Classification] = Field(description="One for each text.")
+
+
 class TokenizeRequest(_StrictRequest):
     """A text to tokenize."""
 
@@ -321,6 +354,10 @@ class ModelCard(BaseModel):
     default_sampler: str = Field(description="The sampler that the name `default` stands for.")
     examples: list[ExampleTemplate] = Field(description="Templates to try.")
     limits: dict[str, int | float] = Field(description="The limits of the server, by name.")
+    labels: list[str] | None = Field(
+        default=None, description="The classes of a classifier; empty where it predicts numbers."
+    )
+    columns: list[str] | None = Field(default=None, description="What a classifier calls its texts: one or two names.")
 
 
 class ModelList(BaseModel):

@@ -30,6 +30,8 @@ class Limits:
     """Steps of a sampler."""
     alternatives: int = 20
     """Most probable tokens listed with a generated one."""
+    texts: int = 64
+    """Texts to classify."""
     draws: int = 1024
     """Random maskings of a scored text."""
     body_bytes: int = 1_000_000

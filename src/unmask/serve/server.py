@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from unmask.classification import Classifier
 from unmask.model import LanguageModel
 from unmask.serve._app import create_app
 from unmask.serve._connection import Connection
@@ -51,7 +52,7 @@ class GracefulServer(uvicorn.Server):
 
 def serve(
     service: Service,
-    load: Callable[[], LanguageModel],
+    load: Callable[[], LanguageModel | Classifier],
     host: str,
     port: int,
     token: str | None = None,

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from unmask.classification import Classifier
 from unmask.config import lookup, suggest
 from unmask.diffusion.categorical import SamplingParams
 from unmask.guidance import Guidance
@@ -16,6 +17,7 @@ from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.model import LanguageModel
 from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Sampler
 from unmask.sampling.factory import default_sampler, make_sampler
+from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
 from unmask.serve._metrics import Metrics
@@ -102,7 +104,8 @@ class RequestHandle:
 class Service:
     """A model, its limits and its engine; `start` loads the model.
 
-    `samplers` adds sampler objects of the caller, which requests choose by these names.
+    `samplers` adds sampler objects of the caller, which requests choose by these names. `classifies`: the model is a
+    classifier.
     """
 
     def __init__(
@@ -113,9 +116,10 @@ class Service:
         max_queue: int = 256,
         stuck_after: float = 60.0,
         samplers: Mapping[str, Sampler] | None = None,
+        classifies: bool = False,
     ) -> None:
         self.name, self.limits, self.max_batch, self.max_queue = name, limits, max_batch, max_queue
-        self.stuck_after, self.samplers = stuck_after, dict(samplers or {})
+        self.stuck_after, self.samplers, self.classifies = stuck_after, dict(samplers or {}), classifies
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
         self._codec: TextCodec | None = None
@@ -123,23 +127,24 @@ class Service:
 
     def start(
         self,
-        load: Callable[[], LanguageModel],
+        load: Callable[[], LanguageModel | Classifier],
         on_ready: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         """Load the model in the engine's thread, then serve it."""
 
-        def loaded() -> LanguageModel:
+        def loaded() -> LanguageModel | ServedClassifier:
             model = load()
-            if model.tokenizer is None:
+            served = ServedClassifier(model) if isinstance(model, Classifier) else model
+            if served.tokenizer is None:
                 raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
-            if model.denoiser.process.is_continuous:
+            if isinstance(model, LanguageModel) and model.denoiser.process.is_continuous:
                 raise ValueError(
                     f"the model {self.name} writes text by {model.denoiser.process.title}, whose steps a server cannot"
                     " join with those of other requests: take `unmask sample` or `unmask complete`"
                 )
-            self._codec = TextCodec(model.tokenizer, model.vocab.mask_id)
-            return model
+            self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
+            return served
 
         self._engine = Engine(
             loaded, self.metrics, self.max_batch, self.max_queue, on_ready, on_failure, self.stuck_after
@@ -180,8 +185,17 @@ class Service:
 
     @property
     def model(self) -> LanguageModel:
-        """The model."""
-        return self.engine.model
+        """The language model."""
+        model = self.engine.model
+        assert isinstance(model, LanguageModel)
+        return model
+
+    @property
+    def classifier(self) -> ServedClassifier:
+        """The classifier."""
+        served = self.engine.model
+        assert isinstance(served, ServedClassifier)
+        return served
 
     @property
     def codec(self) -> TextCodec:
@@ -197,6 +211,8 @@ class Service:
 
     def model_card(self) -> ModelCard:
         """The model, its samplers and the limits."""
+        if self.classifies:
+            return self._classifier_card()
         denoiser = self.model.denoiser
         max_tokens = min(self.max_length, self.limits.prompt_tokens, self.limits.max_tokens)
         return ModelCard(
@@ -210,6 +226,24 @@ class Service:
             default_sampler=_sampler_name(default_sampler(self.model.denoiser, 1)),
             examples=example_templates(self.codec.tokenizer, max_tokens),
             limits=asdict(self.limits),
+        )
+
+    def _classifier_card(self) -> ModelCard:
+        served = self.classifier
+        classifier = served.classifier
+        return ModelCard(
+            id=self.name,
+            created=self.created,
+            objective="classification",
+            num_parameters=sum(weight.numel() for weight in classifier.network.parameters()),
+            vocab_size=served.vocab.size,
+            max_length=served.max_length or _DEFAULT_MAX_LENGTH,
+            samplers=[],
+            default_sampler="",
+            examples=[],
+            limits=asdict(self.limits),
+            labels=list(classifier.config.labels),
+            columns=list(classifier.config.columns),
         )
 
     def sampler_names(self) -> list[str]:
