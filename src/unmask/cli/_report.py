@@ -16,7 +16,7 @@ def report(
     seed: int = 0,
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Write a run's report: an HTML page with curves, the bound by time, samples and settings.
+    """Write the report of a run, also of a classifier: an HTML page with figures, curves, samples and settings.
 
     For example:
       unmask report runs/demo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unmask.io.atomic import atomic_folder
 from unmask.io.locks import file_lock
@@ -45,28 +45,40 @@ def write_report(
 ) -> Path:
     """Write `index.html`, `report.json` and a PNG of each figure to `out` (`run`/report); returns the page.
 
-    If the run is not finished, its latest checkpoint is measured. An older report is replaced atomically, once
+    A run is one of `unmask train`, or of `unmask classify train`. If the former is not finished, its latest checkpoint
+    is measured. An older report is replaced atomically, once
     the new one is complete. `progress` shows each part of the work.
     """
-    from unmask.report._html import render_page
-    from unmask.report._measure import measure_run, no_progress
-    from unmask.report._plots import make_plots
-
     require_matplotlib()
-    progress = progress or no_progress
     folder = Path(run) / "report" if out is None else Path(out)
     final = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(final)
-    data = measure_run(Path(run), config, progress, allow_code=allow_code)
-    with progress("plots", None, "plots"):
-        plots = make_plots(data)
+    page, data, plots = _make_page(Path(run), config, progress, allow_code)
     with file_lock(final) as lock, atomic_folder(final, lock) as folder_in_progress:
-        (folder_in_progress / _HTML_FILE).write_text(render_page(data, plots), encoding="utf-8")
-        text = json.dumps(data.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        (folder_in_progress / _HTML_FILE).write_text(page, encoding="utf-8")
+        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
         (folder_in_progress / _JSON_FILE).write_text(text + "\n", encoding="utf-8")
         for plot in plots.values():
             (folder_in_progress / f"{plot.name}.png").write_bytes(plot.png)
     return folder / _HTML_FILE
+
+
+def _make_page(
+    run: Path, config: ReportConfig, progress: ProgressContext | None, allow_code: AllowCode
+) -> tuple[str, dict[str, Any], dict[str, Plot]]:
+    """The HTML document of a run, its data and its plots: of a language model, or of a classifier."""
+    from unmask.report._classification import classification_page, is_classification_run
+    from unmask.report._html import render_page
+    from unmask.report._measure import measure_run, no_progress
+    from unmask.report._plots import make_plots
+
+    if is_classification_run(run):
+        return classification_page(run)
+    progress = progress or no_progress
+    found = measure_run(run, config, progress, allow_code=allow_code)
+    with progress("plots", None, "plots"):
+        plots = make_plots(found)
+    return render_page(found, plots), found.to_json(), plots
 
 
 def _check_replaceable(path: Path) -> None:

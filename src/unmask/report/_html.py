@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from unmask.report._measure import ReportData
-from unmask.report._page import figures_html, html_page, section_html
+from unmask.report._page import cards_html, figures_html, flatten_settings, html_page, section_html, table_html
 from unmask.report._plotting import Plot
 from unmask.report._sample_html import palette_css, samples_section
 from unmask.report.formatting import MISSING_VALUE, format_with_error, human_count
@@ -79,17 +78,8 @@ def _headline_section(data: ReportData) -> str:
     return section_html(
         "figures",
         "In figures",
-        f'{_cards(first, "headline first")}{_cards(second, "headline")}<p class="note">{note}</p>',
+        f'{cards_html(first, "headline first")}{cards_html(second, "headline")}<p class="note">{note}</p>',
     )
-
-
-def _cards(metrics: Iterable[tuple[str, str, str]], kind: str) -> str:
-    cards = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}"
-        f"{f' <small>{escape(error)}</small>' if error else ''}</dd></div>"
-        for label, value, error in metrics
-    )
-    return f'<dl class="{kind}">{cards}</dl>'
 
 
 def _training_section(plots: Mapping[str, Plot]) -> str:
@@ -119,28 +109,9 @@ def _sample_evals_section(plots: Mapping[str, Plot]) -> str:
 
 
 def _settings_section(data: ReportData) -> str:
-    table = _table(_flatten(data.settings))
+    table = table_html(flatten_settings(data.settings))
     return section_html("settings", "Settings", f"<details><summary>All settings</summary>{table}</details>")
 
 
 def _provenance_section(data: ReportData) -> str:
-    return section_html("provenance", "Provenance", _table(_flatten(data.provenance)))
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    lines = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td><code>{escape(value)}</code></td></tr>' for name, value in rows
-    )
-    return f'<div class="scroll"><table class="plain"><tbody>{lines}</tbody></table></div>'
-
-
-def _flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Nested settings as lines: training.optimizer is AdamW, training.optimizer.lr is 0.001, ..."""
-    if isinstance(value, dict):
-        kind = [(path or "kind", str(value["kind"]))] if "kind" in value else []
-        return kind + [
-            line for key, item in value.items() if key != "kind" for line in _flatten(item, f"{path}.{key}".lstrip("."))
-        ]
-    if isinstance(value, list):
-        return [(path, ", ".join(map(str, value)))]
-    return [(path, MISSING_VALUE if value is None else str(value))]
+    return section_html("provenance", "Provenance", table_html(flatten_settings(data.provenance)))

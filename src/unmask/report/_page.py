@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 from unmask.report._plotting import Plot
-from unmask.report.formatting import format_cell
+from unmask.report.formatting import MISSING_VALUE, format_cell
 
 
 def html_page(title: str, body: str, footer: str, *, script: str = "", style: str = "") -> str:
@@ -66,3 +67,36 @@ def _figure(plot: Plot) -> str:
         )
     caption = f"<figcaption>{escape(plot.caption)}</figcaption>"
     return f'<figure id="figure-{plot.name}">{svg}{caption}{numbers}</figure>'
+
+
+def cards_html(metrics: Iterable[tuple[str, str, str]], kind: str) -> str:
+    """Figures in large type: a label, a value and its error each."""
+    cards = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}"
+        f"{f' <small>{escape(error)}</small>' if error else ''}</dd></div>"
+        for label, value, error in metrics
+    )
+    return f'<dl class="{kind}">{cards}</dl>'
+
+
+def table_html(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values, a line each."""
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td><code>{escape(value)}</code></td></tr>' for name, value in rows
+    )
+    return f'<div class="scroll"><table class="plain"><tbody>{lines}</tbody></table></div>'
+
+
+def flatten_settings(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Nested settings as lines: training.optimizer is AdamW, training.optimizer.lr is 0.001, ..."""
+    if isinstance(value, dict):
+        kind = [(path or "kind", str(value["kind"]))] if "kind" in value else []
+        return kind + [
+            line
+            for key, item in value.items()
+            if key != "kind"
+            for line in flatten_settings(item, f"{path}.{key}".lstrip("."))
+        ]
+    if isinstance(value, list):
+        return [(path, ", ".join(map(str, value)))]
+    return [(path, MISSING_VALUE if value is None else str(value))]
