@@ -19,7 +19,7 @@ from unmask.cli._arguments import (
     write_results,
 )
 from unmask.cli._signature import Option, Positional
-from unmask.report.formatting import estimate_cell, print_table
+from unmask.report.formatting import format_estimate, print_table
 
 if TYPE_CHECKING:
     from unmask.classification import (
@@ -371,7 +371,7 @@ def _print_results(results: Results, task: str | None) -> None:
 
 def _print_evaluations(found: Mapping[str, Evaluation]) -> None:
     lines = [
-        (test, name, estimate_cell(metric.value, metric.standard_error), _interval(metric), f"{each.rows:,}")
+        (test, name, format_estimate(metric.value, metric.standard_error), _interval(metric), f"{each.rows:,}")
         for test, each in found.items()
         for name, metric in each.metrics.items()
     ]
