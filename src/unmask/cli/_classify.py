@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,9 +124,7 @@ def train(
     labelled = _labelled_data(
         task, data, {"train": train_on, "valid": valid, "test": test}, text, label, predict_what, folds
     )
-    if validation_fraction is not None:
-        labelled = _replaced(labelled, validation_fraction=validation_fraction)
-    labelled = _replaced(labelled, skip_empty=skip_empty)
+    labelled = _with_options(labelled, validation_fraction=validation_fraction, skip_empty=skip_empty)
     given = {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -270,10 +269,9 @@ def _labelled_data(
     return LabelledData(splits["train"], splits.get("valid"), tests, (), predict_what == "number", folds=folds)
 
 
-def _replaced(data: LabelledData, **changes: Any) -> LabelledData:
-    from dataclasses import replace
-
-    return replace(data, **changes)
+def _with_options(data: LabelledData, **options: Any) -> LabelledData:
+    """The same with the options that were given."""
+    return replace(data, **{name: value for name, value in options.items() if value is not None})
 
 
 def _plan_runs(
