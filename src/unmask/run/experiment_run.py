@@ -18,8 +18,8 @@ from unmask.data.loader import Loader
 from unmask.distributed import Distributed
 from unmask.evaluation.evaluate import EVAL_BATCH_SIZE
 from unmask.experiment import Experiment
+from unmask.likelihood import seeded_generator
 from unmask.likelihood.corpus import EvalConfig, score_corpus
-from unmask.likelihood.estimate import seeded_generator
 from unmask.registry import AllowCode
 from unmask.run._build import build_trainer
 from unmask.run._prepare import load_init_model, prepare_corpus, read_experiment
