@@ -80,17 +80,15 @@ class Lab:
         if done is not None:
             return done
         started = time.time()
-        steps, rate = self._steps(cell.training), self._rate(cell.training)
-        experiment = self._experiment(cell.training, steps, rate, cell.seed)
-        run = self.folder / "runs" / cell.training.name / f"seed-{cell.seed}"
-        self._train(cell.training, experiment, run)
-        trained = self._load(cell, experiment, run)
-        figures = table.measure(trained)
+        experiment, run, rate = self._trained(cell.training, cell.seed)
+        with self._logged():
+            trained = self._load(cell, experiment, run)
+            figures = table.measure(trained)
         _require_finite(cell, figures)
         facts = {
             "training": cell.training.name,
-            "steps": experiment.training.steps,
-            "tokens": experiment.training.steps * experiment.training.batch_size * experiment.layout.length,
+            "steps": experiment.training.steps if cell.training.share else 0,
+            "tokens": _tokens(experiment) if cell.training.share else 0,
             "learning_rate_factor": rate,
             "seconds": round(time.time() - started, 1),
             "load": [round(load, 2) for load in os.getloadavg()],
@@ -102,6 +100,29 @@ class Lab:
             write_json(self._cell_file(cell), measurement_to_json(measurement))
         self.distributed.barrier()
         return measurement
+
+    def _trained(self, training: Training, seed: int) -> tuple[Experiment, Path, float]:
+        """Train a model and what it starts from, as far as that is not done: its experiment, folder and rate."""
+        run = self.folder / "runs" / training.name / f"seed-{seed}"
+        if not training.share:
+            return self._started(training, seed).experiment, run, 1.0
+        steps, rate = self._steps(training), self._rate(training)
+        started = self._started(training, seed)
+        experiment = self._experiment(started, steps, rate, seed)
+        self._train(training, experiment, run)
+        return experiment, run, rate
+
+    def _started(self, training: Training, seed: int) -> Training:
+        """The training with the model that it starts from, which is trained or fetched first."""
+        if training.parent is not None:
+            folder = self._trained(training.parent, seed)[1] / "model"
+        elif training.published is not None:
+            folder = training.published(self.folder / "published")
+        else:
+            return training
+        objective = training.experiment.objective
+        experiment = training.experiment.with_init_from(str(folder.resolve()), load(folder))
+        return replace(training, experiment=experiment.with_objective(objective))
 
     def read(self, cell: Cell) -> Measurement | None:
         """The measurement of a finished cell; None if it is not done."""
@@ -152,7 +173,7 @@ class Lab:
 
     def _seconds_per_step(self, training: Training, bf16: bool) -> float:
         """The median of a few steps of the training that the group keeps pace with."""
-        paced = replace(training, experiment=training.pace or training.experiment)
+        paced = self._started(replace(training, experiment=training.pace or training.experiment), PILOT_SEED)
         experiment = with_steps(paced, _SPEED_STEPS, 1.0, PILOT_SEED, bf16)
         run = RunFolder(self.folder / "runs" / training.name / "speed")
         with self._logged():
@@ -193,11 +214,11 @@ class Lab:
         steps = max(_MIN_STEPS, round(PILOT_SHARE * self._steps(training)))
         folder = self._pilot_folder(training, factor)
         try:
-            self._train(training, self._experiment(training, steps, factor, PILOT_SEED), folder)
+            started = self._started(training, PILOT_SEED)
+            self._train(training, self._experiment(started, steps, factor, PILOT_SEED), folder)
         except DivergedError:
             return None
-        last = RunFolder(folder).last_evaluation()
-        return None if last is None else last[1]
+        return _last_held_out(RunFolder(folder).metrics_file)
 
     def _experiment(self, training: Training, steps: int, rate: float, seed: int) -> Experiment:
         if self.setup.is_tiny:
@@ -234,11 +255,23 @@ class Lab:
         self.distributed.barrier()
 
     def _load(self, cell: Cell, experiment: Experiment, run: Path) -> TrainedModel:
+        if not cell.training.share:
+            self._link_published(cell.training, experiment, run)
         lm = load(run / "model").distribute(self.distributed)
         corpus = Corpus.open(run / "corpus", verify=False)
         scratch = self.folder / "corpora" / f"of-{cell.training.group}"
         method = cell.training.method
-        return TrainedModel(self.setup, cell.seed, method, lm, corpus, experiment, scratch, self.distributed)
+        return TrainedModel(self.setup, cell.seed, method, lm, corpus, experiment, run, scratch, self.distributed)
+
+    def _link_published(self, training: Training, experiment: Experiment, run: Path) -> None:
+        """A model that is measured as it is has a folder like a run: its text, and a link to itself."""
+        self._link_corpus(training, run)
+        prepare_corpus(experiment, RunFolder(run, self.distributed))
+        link = run / "model"
+        if self.distributed.is_main and not link.is_symlink():
+            assert experiment.init_from is not None
+            link.symlink_to(os.path.relpath(experiment.init_from, run), target_is_directory=True)
+        self.distributed.barrier()
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
@@ -372,6 +405,20 @@ def _require_finite(cell: Cell, figures: Figures) -> None:
         for column, estimate in columns.items():
             if not all(map(math.isfinite, estimate)):
                 raise ValueError(f"{cell.name} has a {column} of {row} that is not finite: {estimate.value}")
+
+
+def _tokens(experiment: Experiment) -> int:
+    return experiment.training.steps * experiment.training.batch_size * experiment.layout.length
+
+
+def _last_held_out(metrics: Path) -> float | None:
+    """The last bound on held-out text in a run's metrics, or the last held-out loss of a model without a bound."""
+    last = None
+    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
+        record = json.loads(line)
+        value = record.get("valid_nats_per_token", record.get("valid_loss"))
+        last = last if value is None else float(value)
+    return last
 
 
 def _or_infinity(nats: float | None) -> float:

@@ -97,6 +97,11 @@ class Training:
     """Seconds of a step, as a multiple of those of `pace`: a guess for plans, that decides nothing."""
     pace: Experiment | None = None
     """The experiment whose speed decides the steps of the group; None: its own."""
+    parent: Training | None = None
+    """The training whose model, of the same seed, this one starts from."""
+    published: Callable[[Path], Path] | None = None
+    """Gives the folder of a published model, below a folder to write to: what this training starts from or, without a
+    share of the steps, what is measured as it is."""
 
 
 class Cell(NamedTuple):
@@ -122,6 +127,8 @@ class TrainedModel:
     lm: LanguageModel
     corpus: Corpus
     experiment: Experiment
+    run: Path
+    """The folder of its run, for further trainings from its model; and `run`/model the model itself."""
     scratch: Path
     """A folder for prepared data sets, which all cells share."""
     distributed: Distributed = Distributed()

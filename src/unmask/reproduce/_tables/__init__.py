@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from unmask.reproduce._tables import ablation, caching, gen_ppl, lm, schedules, steps, time, zero_shot
+from unmask.reproduce._tables import ablation, caching, gen_ppl, glue, lm, schedules, steps, time, zero_shot
 from unmask.reproduce._vocabulary import Table
 
 TABLES: dict[str, Table] = {
-    module.TABLE.name: module.TABLE for module in (lm, schedules, steps, zero_shot, ablation, time, caching, gen_ppl)
+    module.TABLE.name: module.TABLE
+    for module in (lm, schedules, steps, zero_shot, ablation, time, caching, gen_ppl, glue)
 }
 """By the names that `unmask reproduce` takes, in the order in which `all` carries them out."""
