@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import reproduction_worker
 from reference_models import write_reference_model
 from tools import reproduction
+from unmask import MDLM, LanguageModel, Tokenizer, load, save
 from unmask.cli import main
 from unmask.reproduce import TABLES, Setup, _lab, _trainings, plan_tables, reproduce, table_lines
 
@@ -286,13 +288,40 @@ def test_zero_shot_takes_the_data_sets_that_are_there(data: Path, tmp_path: Path
     assert "has none of the data sets" in command("zero-shot", "--data", data, "--out", tmp_path / "none").err
 
 
+def test_trainings_start_from_published_models_and_from_each_other(data: Path, tmp_path: Path) -> None:
+    """A model as it is, one trained from it, and one trained from that: each is measured, the first two as given."""
+    setup = Setup("tiny", data, 0.0005, 1)
+    (base,) = _trainings.text_trainings(setup, "mdlm")
+    lm = LanguageModel.from_config(base.experiment.backbone, MDLM(), Tokenizer.bytes())
+    published = save(lm, tmp_path / "published")
+    given = replace(base, name="given", method="given", share=0.0, group="other", published=lambda _folder: published)
+    tuned = replace(given, name="tuned", method="tuned", share=1.0)
+    child = replace(tuned, name="child", method="child", published=None, parent=tuned)
+    table = replace(TABLES["lm"], trainings=lambda setup: [given, tuned, child])
+    write_plan(tmp_path / "out", 8)
+    plan = tmp_path / "out" / "plan.json"
+    plan.write_text(plan.read_text().replace('"text"', '"other"'))
+    reproduce([table], setup, tmp_path / "out")
+    cells = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "out" / "cells" / "lm").glob("*.json")}
+    assert {name: cell["steps"] for name, cell in cells.items()} == {
+        "given-seed-1": 0,
+        "tuned-seed-1": 8,
+        "child-seed-1": 8,
+    }
+    assert cells["tuned-seed-1"]["experiment"]["init_from"] == str(published.resolve())
+    parent = tmp_path / "out" / "runs" / "tuned" / "seed-1" / "model"
+    assert cells["child-seed-1"]["experiment"]["init_from"] == str(parent)
+    same = load(tmp_path / "out" / "runs" / "given" / "seed-1" / "model").denoiser.state_dict()
+    assert all(torch.equal(tensor, same[name]) for name, tensor in lm.denoiser.state_dict().items())
+
+
 @pytest.mark.slow
 def test_every_table_on_text(data: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that needs nothing but text and a reference model, with one seed."""
     monkeypatch.setattr(_lab, "RATE_FACTORS", (1.0,))
     write_reference_model(tmp_path / "judge", "gpt2")
     write_plan(tmp_path / "out", 8)
-    names = ["lm", "schedules", "steps", "ablation", "time", "caching", "gen-ppl"]
+    names = ["lm", "schedules", "steps", "ablation", "time", "caching", "gen-ppl", "ssd-lm"]
     options = ("--minutes", "0.0005", "--seeds", "1", "--data", data, "--reference-model", tmp_path / "judge")
     done = command(*names, *options, "--out", tmp_path / "out")
     assert done.code == 0, done.err

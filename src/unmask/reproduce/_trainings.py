@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unmask.backbones.dit import DiTConfig, LocalInit, TimeConditioning
+from unmask.baselines import SSDLM
 from unmask.data.loader import Wrapped
 from unmask.experiment import Experiment
 from unmask.objectives import D3PM, MDLM, SEDD, NextToken, Objective, UniformDiffusion
@@ -49,6 +50,7 @@ _METHODS = {
     "uniform": _Method(UniformDiffusion(steps=_DISCRETE_STEPS), relative_cost=4.0),
     "mdlm-discrete": _Method(MDLM(steps=_DISCRETE_STEPS)),
     "mdlm-no-carry-over": _Method(MDLM(steps=_DISCRETE_STEPS, carry_over=False), relative_cost=1.7),
+    "ssd-lm": _Method(SSDLM()),
     "mdlm-time": _Method(MDLM(), time_conditioning=True),
 }
 

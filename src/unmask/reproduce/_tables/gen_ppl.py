@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from unmask.evaluation.evaluate import SamplerSpec, evaluate_samples
-from unmask.evaluation.reference_model import CausalReferenceModel, ReferenceModel
-from unmask.evaluation.sample_metrics import SampleMetrics
+from unmask.reproduce._judging import (
+    CALLS,
+    ENTROPY,
+    JUDGE_NATS,
+    JUDGED,
+    SECONDS,
+    load_judge,
+    missing_judge,
+    sample_columns,
+)
 from unmask.reproduce._statistics import below
-from unmask.reproduce._trainings import TEXT, missing_text, text_trainings
-from unmask.reproduce._vocabulary import Column, Estimate, Figures, Row, Setup, Table, TrainedModel, Training
+from unmask.reproduce._trainings import TEXT, text_trainings
+from unmask.reproduce._vocabulary import Figures, Row, Setup, Table, TrainedModel, Training
 from unmask.sampling.factory import default_sampler
 
 _STEPS = {"tiny": (8, 32, 128), "paper": (32, 128, 1024)}
 _METHODS = {"ar": "AR", "mdlm": "MDLM", "sedd": "SEDD"}
 _SPEEDS = ("few", "some", "many")
-_PERPLEXITY, _LOG = Column("perplexity", "generative perplexity"), Column("nats", "nats/token of the judge")
-_ENTROPY, _SECONDS, _CALLS = Column("entropy", "entropy"), Column("seconds", "seconds/text"), Column("nfe", "calls")
 
 
 def _trainings(setup: Setup) -> Sequence[Training]:
@@ -40,39 +45,6 @@ def _measure(trained: TrainedModel) -> Figures:
     return figures
 
 
-def sample_columns(metrics: SampleMetrics) -> dict[str, Estimate]:
-    """What is told of generated texts: quality, diversity and time."""
-    assert metrics.perplexity is not None
-    assert metrics.nats_per_token is not None
-    return {
-        _PERPLEXITY.key: Estimate(metrics.perplexity, metrics.perplexity_error or 0.0),
-        _LOG.key: Estimate(metrics.nats_per_token, metrics.nats_per_token_error or 0.0),
-        _ENTROPY.key: Estimate(metrics.entropy, metrics.entropy_error or 0.0),
-        _SECONDS.key: Estimate(metrics.seconds / metrics.texts),
-        _CALLS.key: Estimate(metrics.nfe),
-    }
-
-
-def load_judge(setup: Setup) -> ReferenceModel:
-    """The reference model, loaded once."""
-    assert setup.reference_model is not None
-    return _load(setup.reference_model)
-
-
-@lru_cache(maxsize=1)
-def _load(source: str) -> CausalReferenceModel:
-    return CausalReferenceModel.load(source)
-
-
-def missing_judge(setup: Setup) -> str | None:
-    """Why generated texts cannot be judged."""
-    if setup.reference_model is None:
-        return (
-            "a causal language model must judge the texts: give --reference-model (`make reference-model` fetches one)"
-        )
-    return missing_text(setup)
-
-
 def _rows() -> tuple[Row, ...]:
     diffusion = [
         Row(f"{key}-{speed}", f"{label}, {tiny} steps ({paper} in the paper)")
@@ -87,7 +59,7 @@ TABLE = Table(
     name="gen-ppl",
     number="Figure 2",
     title="Generative perplexity against time",
-    columns=(_PERPLEXITY, _LOG, _ENTROPY, _SECONDS, _CALLS),
+    columns=(JUDGED, JUDGE_NATS, ENTROPY, SECONDS, CALLS),
     rows=_rows(),
     trainings=_trainings,
     measure=_measure,
@@ -96,7 +68,7 @@ TABLE = Table(
             "More steps lower MDLM's generative perplexity.",
             "mdlm-many",
             "mdlm-few",
-            column=_LOG.key,
+            column=JUDGE_NATS.key,
             paired=True,
         ),
         *(
@@ -104,7 +76,7 @@ TABLE = Table(
                 f"MDLM has a lower generative perplexity than SEDD with the same number of steps ({speed}).",
                 f"mdlm-{speed}",
                 f"sedd-{speed}",
-                column=_LOG.key,
+                column=JUDGE_NATS.key,
             )
             for speed in _SPEEDS
         ),
@@ -116,5 +88,5 @@ TABLE = Table(
     ),
     data=f"a reference model (--reference-model); {TEXT}",
     missing=missing_judge,
-    plot_columns=(_PERPLEXITY.key, _ENTROPY.key, _SECONDS.key),
+    plot_columns=(JUDGED.key, ENTROPY.key, SECONDS.key),
 )
