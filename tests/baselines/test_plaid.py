@@ -363,6 +363,16 @@ def test_what_it_cannot_do_is_one_sentence() -> None:
         SMALL.training_loss(lm.denoiser.train(), Batch(tokens(1)), generator())
 
 
+def test_embeddings_that_are_not_read_are_not_trained() -> None:
+    for tied in (False, True):
+        network = DiTConfig(width=16, depth=1, heads=2, max_length=12, tie_embeddings=tied)
+        model: Any = ModelConfig(Vocab(7, 4), network, SMALL).build()
+        assert model.backbone.embedding.weight.requires_grad == tied  # a tied matrix is the head's
+        loss = SMALL.training_loss(model, Batch(tokens(4)), generator())
+        loss.total.backward()
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
 def test_a_corpus_is_scored_with_an_error() -> None:
     import training_worker as worker
     from unmask.data.loader import Loader, Wrapped

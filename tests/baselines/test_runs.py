@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import training_worker as worker
-from unmask import SSDLM, DiTConfig, ModelConfig, Objective, Plaid, Vocab, load
+from unmask import MDLM, SSDLM, DiTConfig, LanguageModel, ModelConfig, Objective, Plaid, Vocab, load, save
 from unmask.baselines import BASELINES
+from unmask.baselines._ssd_denoiser import SSDLMDenoiser
 from unmask.cli import main
 from unmask.config import from_json, to_json
 from unmask.data.loader import Loader, Wrapped
@@ -122,24 +123,51 @@ def test_the_commands_know_it(name: str, tmp_path: Path, capsys: pytest.CaptureF
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert ("lm.score" in card) == has_bound
     assert "infill" not in card
-
-
-@EVERY
-def test_a_report_says_what_there_is(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from unmask.report import ReportConfig, write_report
 
-    (tmp_path / "text.txt").write_text("the cat sat on the mat and then it sat there for a long time\n" * 60)
-    sizes = ["backbone.width=16", "backbone.depth=1", "backbone.heads=2", "eval_windows=4", "training.bf16=false"]
-    train = ["train", "stdlib-tiny", "--objective", name, "--sources", str(tmp_path / "text.txt"), "--tokenizer"]
-    run(*train, "bytes", "--steps", "1", "--batch-size", "8", "--out", str(tmp_path / "run"), "--set", *sizes)
     page = write_report(tmp_path / "run", config=ReportConfig(windows=4, replicates=2, samples=1, steps=2))
-    assert ("has no likelihood" in page.read_text()) == (SMALL[name].why_no_likelihood is not None)
+    assert ("has no likelihood" in page.read_text()) != has_bound
+
+
+@EVERY
+def test_it_starts_from_the_network_of_another_model(name: str) -> None:
+    network, vocab = DiTConfig(width=16, depth=1, heads=2, max_length=16), Vocab(7, 6)
+    mdlm = ModelConfig(vocab, network, MDLM()).build()
+    first, second = (ModelConfig(vocab, network, SMALL[name]).build() for _ in range(2))
+    first.load_initial(mdlm)
+    for key, weight in mdlm.backbone.state_dict().items():
+        assert torch.equal(weight, first.backbone.state_dict()[key])
+    if isinstance(first, SSDLMDenoiser):
+        assert torch.equal(first.embed_sum_layer.weight.T, mdlm.backbone.embed(torch.arange(7)[None])[0])
+    second.load_initial(first)
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    mdlm.load_initial(second)  # and back
+
+
+@EVERY
+def test_a_folder_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+    vocab = Vocab(7, 6)
+    model = ModelConfig(vocab, DiTConfig(width=16, depth=1, heads=2, max_length=16), SMALL[name]).build()
+    folder = save(LanguageModel(model), tmp_path / "model")
+    (folder / "manifest.json").unlink()
+    settings = json.loads((folder / "config.json").read_text())
+    for part, field, value, sentence in (
+        ("backbone", "width", 32, "does not fit|but config.json asks for|asks for 7 tokens"),
+        ("backbone", "depth", 10**9, "layers"),
+        ("vocab", "size", 10**9, "tokens of width 16"),
+        ("objective", "kind", "NoSuchObjective", "has kind 'NoSuchObjective'; known are .*SSDLM, Plaid"),
+    ):
+        wrong = {**settings, part: {**settings[part], field: value}}
+        (folder / "config.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=sentence):
+            load(folder)
 
 
 @EVERY
 def test_a_server_refuses_it(name: str) -> None:
-    from unmask import LanguageModel, Tokenizer
+    from unmask import Tokenizer
     from unmask.serve.limits import Limits
     from unmask.serve.service import Service
 

@@ -49,15 +49,24 @@ def embedding_matrix(backbone: Backbone, vocab_size: int) -> Tensor:
 
 
 def freeze_embedding(backbone: Backbone) -> None:
-    """Take the parameters that only `embed` uses out of training, for models that have embeddings of their own."""
-    head = set(backbone.lm_head.parameters())
+    """Take the parameters that `embed` uses, and the head does not, out of training.
+
+    They would get no gradient in a model with embeddings of its own, which DDP does not allow.
+    """
     device = backbone.lm_head.weight.device
+    if device.type == "meta":
+        return
+    parameters = list(backbone.parameters())
+
+    def used(output: Tensor) -> list[bool]:
+        gradients = torch.autograd.grad(output.sum(), parameters, allow_unused=True)
+        return [gradient is not None for gradient in gradients]
+
     with torch.enable_grad():
-        embeddings = backbone.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))
-        parameters = [parameter for parameter in backbone.parameters() if parameter not in head]
-        used = torch.autograd.grad(embeddings.sum(), parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, used, strict=True):
-        if gradient is not None:
+        by_embed = used(backbone.embed(torch.zeros(1, 1, dtype=torch.int64, device=device)))
+        by_head = used(backbone.lm_head(torch.zeros(1, backbone.lm_head.in_features, device=device)))
+    for parameter, embeds, answers in zip(parameters, by_embed, by_head, strict=True):
+        if embeds and not answers:
             parameter.requires_grad_(False)
 
 
