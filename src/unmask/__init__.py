@@ -22,6 +22,8 @@ from unmask.sampling import SAMPLERS as SAMPLERS
 if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.base import Backbone as Backbone
     from unmask.backbones.base import BackboneConfig as BackboneConfig
+    from unmask.backbones.caduceus import CaduceusConfig as CaduceusConfig
+    from unmask.backbones.dimamba import DiMambaConfig as DiMambaConfig
     from unmask.backbones.dit import DiTConfig as DiTConfig
     from unmask.backbones.dit import LlamaBlock as LlamaBlock
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.baselines import SSDLM as SSDLM
     from unmask.baselines import Plaid as Plaid
     from unmask.classification import load_classifier as load_classifier
+    from unmask.backbones.mamba import MambaConfig as MambaConfig
     from unmask.data.loader import RowLayout as RowLayout
     from unmask.data.loader.layouts import PerDocument as PerDocument
     from unmask.data.loader.layouts import Wrapped as Wrapped

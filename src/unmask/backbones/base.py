@@ -103,6 +103,10 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
         """An empty cache, of the kind that `encode` takes."""
         raise ValueError(f"{type(self).__name__} has no cache: sample without one")
 
+    def undecayed_parameters(self) -> Sequence[nn.Parameter]:
+        """Matrices that weight decay and Muon leave alone, as they do vectors."""
+        return ()
+
     def aux_loss(self) -> Tensor | None:
         """A scalar of the last call that is added to the loss per token, such as a balance of experts, already
         multiplied by its coefficient; None: nothing. Whether there is one is the same in every call."""
@@ -162,6 +166,12 @@ class BackboneConfig(ABC):
                 f"{type(self).__name__} has causal={self.causal}, and this objective needs causal={causal}"
             )
         return self
+
+
+def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """The matrices of all backbones inside a module that weight decay and Muon leave alone."""
+    backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+    return {parameter for backbone in backbones for parameter in backbone.undecayed_parameters()}
 
 
 def network_blocks(model: nn.Module) -> list[nn.Module]:

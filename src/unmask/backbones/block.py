@@ -73,13 +73,13 @@ class Block(nn.Module):
     ) -> Tensor:
         """x [B, L, width], or [T, width] if `packed`; at the `selected` positions the output is [N, width]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulate(time_emb, packed)
-        normed = recomputed(_norm, self.norm1, x, shift1, scale1)
+        normed = recomputed(modulated_norm, self.norm1, x, shift1, scale1)
         attended = self.attention(normed, cos_sin, attn_mask, cache, layer_index, selected, packed)
         if selected is not None:
             x = selected.select(x)
             gate1, shift2, scale2, gate2 = (_select(selected, part) for part in (gate1, shift2, scale2, gate2))
         x = x + _gated(gate1, self.dropout(attended))
-        normed = recomputed(_norm, self.norm2, x, shift2, scale2)
+        normed = recomputed(modulated_norm, self.norm2, x, shift2, scale2)
         return x + _gated(gate2, self.dropout(self.mlp(normed)))
 
     def _modulate(self, time_emb: Tensor | None, packed: PackedTokens | None) -> tuple[Tensor | None, ...]:
@@ -99,7 +99,8 @@ def _build_mlp(config: DiTConfig) -> MLP:
     return MLP(Linear(width, 2 * hidden, bias=False), SwiGLU(), Linear(hidden, width, bias=False))
 
 
-def _norm(norm: nn.Module, x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+def modulated_norm(norm: nn.Module, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """norm(x) (1 + scale) + shift, in the type in which linear layers read it."""
     if shift is None or scale is None:
         return cast_like_autocast(norm(x))
     return cast_like_autocast(recomputed(norm, x) * (1 + scale) + shift)

@@ -1,4 +1,4 @@
-"""A cache of keys and values, for networks whose tokens attend to each other."""
+"""Caches: of keys and values, for networks whose tokens attend to each other, and of recurrent states."""
 
 from __future__ import annotations
 
@@ -111,3 +111,72 @@ def kv_view(context: Context) -> KVCacheView | None:
             " take a cache from its own new_cache()"
         )
     return context.cache
+
+
+class RecurrentCache(Cache):
+    """The state of each layer after the tokens read so far, and the last inputs of its convolution.
+
+    It has the same size however long the text is. A text is read in order, and cannot be forgotten in part.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    def view(
+        self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
+    ) -> RecurrentCacheView:
+        if start not in (None, self._end):
+            raise ValueError(f"a recurrent network reads in order: the next position is {self._end}; got {start}")
+        return RecurrentCacheView(self, keep, sequence_ids)
+
+    def select(self, sequence_ids: Tensor) -> None:
+        self.layers = [(window[sequence_ids], state[sequence_ids]) for window, state in self.layers]
+
+    def evict_before(self, position: int) -> None:
+        if position <= 0:
+            return
+        if position < self._end:
+            raise ValueError(f"a recurrent state cannot forget a part of its {self._end} tokens; take a new cache")
+        self.layers, self._end = [], position
+
+
+class RecurrentCacheView(CacheView):
+    """One call beside a recurrent cache: all of its tokens are cached, or none (`keep=0`)."""
+
+    def __init__(self, cache: RecurrentCache, keep: int | None, sequence_ids: Tensor | None) -> None:
+        self.cache, self.keep, self.sequence_ids = cache, keep, sequence_ids
+
+    @property
+    def start(self) -> int:
+        return self.cache.end
+
+    def read(self, layer_index: int) -> tuple[Tensor | None, Tensor | None]:
+        """The window [B, K - 1, D] of the convolution and the state [B, D, N]; None before the first token."""
+        if layer_index >= len(self.cache.layers):
+            return None, None
+        window, state = self.cache.layers[layer_index]
+        return (window, state) if self.sequence_ids is None else (window[self.sequence_ids], state[self.sequence_ids])
+
+    def write(self, layer_index: int, window: Tensor, state: Tensor) -> None:
+        """Cache what a layer ends with."""
+        layers, ids = self.cache.layers, self.sequence_ids
+        if self.keep == 0:
+            return
+        if ids is None:
+            layers[layer_index : layer_index + 1] = [(window.clone(), state)]
+        elif layer_index < len(layers):
+            old_window, old_state = layers[layer_index]
+            layers[layer_index] = old_window.index_copy(0, ids, window), old_state.index_copy(0, ids, state)
+        else:
+            raise ValueError("a recurrent cache is started by a call with all of its sequences")
+
+    def advance(self, length: int) -> None:
+        """The call has read `length` tokens."""
+        if self.keep not in (None, 0, length):
+            raise ValueError(f"a recurrent cache keeps all {length} tokens of a call, or none; got keep={self.keep}")
+        self.cache._end += 0 if self.keep == 0 else length

@@ -72,11 +72,30 @@ def selective_scan(
     if state is None:
         state = torch.zeros(len(u), *a.shape, dtype=torch.promote_types(u.dtype, torch.float32), device=u.device)
     inputs = (u, dt, a.mT, b, c, state.mT, restart)
+    if torch.compiler.is_exporting():
+        return _exported_scan(*inputs)
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(_requires_grad(x) for x in inputs)):
         y, last, _ = _scan_op(*inputs)
     else:
         y, last, _ = _forward(*inputs, keep_starts=False)
     return y, last.mT
+
+
+def _exported_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, restart: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The scan as a loop that graphs of any length can hold, such as `Scan` of ONNX."""
+    from torch._higher_order_ops.scan import scan
+
+    keep = torch.ones_like(u[:, :, :1]) if restart is None else (~restart[:, :, None]).to(u)
+
+    def step(s: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        dt_l, x_l, b_l, c_l, keep_l = inputs
+        s = torch.exp(dt_l[:, None] * a) * keep_l[:, None] * s + x_l[:, None] * b_l[..., None]
+        return s, (s * c_l[..., None]).sum(1)
+
+    last, y = scan(step, state, tuple(x.transpose(0, 1) for x in (dt, dt * u, b, c, keep)))
+    return y.transpose(0, 1), last.mT
 
 
 def _requires_grad(tensor: Tensor | None) -> bool:

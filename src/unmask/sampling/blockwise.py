@@ -125,10 +125,11 @@ class Blockwise(Sampler):
         size = self._resolve_block_size(denoiser.process.block_size, length)
         policy = resolve_option(self.cache, CACHE_POLICIES, "cache")
         on_host = canvas.host_mask(denoiser.vocab.mask_id)
-        masked, cache = torch.from_numpy(on_host).to(z.device), denoiser.new_cache()
+        masked, cached = torch.from_numpy(on_host).to(z.device), exact or not isinstance(policy, NoCache)
+        cache = denoiser.new_cache() if cached else None
         for number, begin in enumerate(range(first_start, length, size)):
             block = slice(begin, min(begin + size, length))
-            if not exact:
+            if cached and not exact:
                 cache = denoiser.new_cache()  # an approximate cache holds for one block
             ids = to_device(sequences, z.device)
             view = _BlockView(denoiser, z, ids, masked[ids].sum(1), block, policy, cache)
@@ -143,7 +144,8 @@ class Blockwise(Sampler):
                 self._fill_after_eos(z, to_device(sequences[ended], z.device), masked)
                 yield z.clone()
                 sequences = sequences[~ended]
-                cache.select(to_device(np.flatnonzero(~ended), z.device))
+                if cache is not None:
+                    cache.select(to_device(np.flatnonzero(~ended), z.device))
                 if len(sequences) == 0:
                     return
 
@@ -176,7 +178,7 @@ class _BlockView(DenoiserWrapper):
         num_initial: Tensor,
         block: slice,
         cache_policy: _CachePolicy,
-        cache: Cache,
+        cache: Cache | None,
     ) -> None:
         super().__init__(denoiser)
         self.text, self.outer_ids, self.num_initial, self.block = text, outer_ids, num_initial, block
@@ -227,7 +229,7 @@ class _BlockView(DenoiserWrapper):
         if self.model_block is not None:
             stages = AttentionStages.block_causal(span.start, span.stop, self.model_block, self.block.start, device)
             context = replace(context, stages=stages)
-        if self.model_block is not None or not isinstance(self.cache_policy, NoCache):
+        if self.cache is not None:
             cached = None if span.num_cached else sequence_ids
             context = replace(context, cache=self.cache.view(span.start, span.num_cached, cached))
         return context
@@ -248,6 +250,7 @@ class _BlockView(DenoiserWrapper):
         read_start = max(0, start - 1) if self.shift_logits else start
         if self.model_block is None:
             return self.cache_policy.read_range(self.first_step, read_start, stop, self.text.shape[1])
+        assert self.cache is not None  # block diffusion always has one
         if self.max_length is not None:  # evict the oldest blocks that no longer fit
             self.cache.evict_before(max(0, -(-(stop - self.max_length) // self.model_block) * self.model_block))
         end = self.cache.end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unmask.backbones.base import network_blocks
+from unmask.backbones.base import network_blocks, undecayed_parameters
 from unmask.training._muon import MuonOptimizer
 from unmask.training.ema import trainable_parameters
 
@@ -23,7 +23,7 @@ def _validate_lr(lr: float) -> None:
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW, with weight decay on matrices only (not on norms, biases and other vectors)."""
+    """AdamW, with weight decay on matrices only: not on vectors (norms, biases), nor where a network rules it out."""
 
     lr: float = 3e-4
     """The peak learning rate."""
@@ -39,16 +39,20 @@ class AdamW:
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         """One optimizer for all parameters that are trained."""
-        return [self.build_for(trainable_parameters(model).values(), _lr_scales(model))]
+        parameters = trainable_parameters(model).values()
+        return [self.build_for(parameters, _lr_scales(model), undecayed_parameters(model))]
 
     def build_for(
-        self, parameters: Iterable[nn.Parameter], lr_scales: Mapping[nn.Parameter, float] | None = None
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr_scales: Mapping[nn.Parameter, float] | None = None,
+        undecayed: Set[nn.Parameter] = frozenset(),
     ) -> Optimizer:
         """An optimizer for these parameters, some of them with `lr_scales` times the learning rate."""
         by_group: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for parameter in parameters:
-            scale = (lr_scales or {}).get(parameter, 1.0)
-            by_group.setdefault((scale, parameter.ndim >= 2), []).append(parameter)
+            scale, decayed = (lr_scales or {}).get(parameter, 1.0), parameter.ndim >= 2 and parameter not in undecayed
+            by_group.setdefault((scale, decayed), []).append(parameter)
         groups = [
             {"params": group, "weight_decay": self.weight_decay if decayed else 0.0, "base_lr": self.lr * scale}
             for (scale, decayed), group in sorted(by_group.items(), key=lambda item: (item[0][0], not item[0][1]))
@@ -75,11 +79,13 @@ class Muon:
     def build(self, model: nn.Module) -> list[Optimizer]:
         """Two optimizers, which step together."""
         in_blocks = {parameter for block in network_blocks(model) for parameter in block.parameters()}
+        undecayed = undecayed_parameters(model)
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for parameter in trainable_parameters(model).values():
-            (matrices if parameter in in_blocks and parameter.ndim == 2 else rest).append(parameter)
-        others = [self.adamw.build_for(rest, _lr_scales(model))] if rest else []
+            is_matrix = parameter in in_blocks and parameter.ndim == 2 and parameter not in undecayed
+            (matrices if is_matrix else rest).append(parameter)
+        others = [self.adamw.build_for(rest, _lr_scales(model), undecayed)] if rest else []
         if not matrices:
             return others
         groups = [{"params": matrices, "base_lr": self.lr}]
