@@ -143,7 +143,8 @@ def _quickly(command: str) -> str:
         return command
     if "--steps" not in command:
         command += " --steps 2"
-    return command if "--init-from" in command or ".json" in command else f"{command} {SMALL}"
+    small = SMALL.replace("backbone.heads=2 ", "") if " backbone=" in command else SMALL
+    return command if "--init-from" in command or ".json" in command else f"{command} {small}"
 
 
 def _known_options(module: str, options: list[str]) -> tuple[int, str, str]:

@@ -18,7 +18,6 @@ import tiny_models
 import training_worker as worker
 import unmask
 from backbones.test_ssm import CONFIGS, build
-from engine_harness import PendingTasks, running_engine
 from oracle import chi_square_p_value
 from test_experiment import TEXT
 from unmask import MDLM, Ancestral, Autoregressive, Blockwise, CaduceusConfig, DiMambaConfig, MambaConfig, NextToken
@@ -30,6 +29,7 @@ from unmask.diffusion.process import shift_right
 from unmask.distributed import Distributed
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.ops import fast_paths
+from unmask.pretrained import export_onnx
 from unmask.sampling import Sampler
 from unmask.sampling.blockwise import NoCache
 from unmask.sampling.canvas import Canvas
@@ -41,7 +41,7 @@ from unmask.training.optim import AdamW
 from unmask.training.trainer import Trainer
 from unmask.types import Batch, Vocab
 
-DIFFUSION = [name for name in CONFIGS if name != "mamba"]
+KINDS = ["mamba", "caduceus-ps", "dimamba"]
 SAMPLERS = [
     sampler
     for sampler in tiny_models.all_samplers()
@@ -86,7 +86,9 @@ STRANDS = (1, 0, 2, 3)
 
 def tiny_world(equivariant: bool) -> Denoiser:
     """Of the enumerated world: token 0 is the complement of 1, and 2 and the mask are their own."""
-    config = CaduceusConfig(width=8, depth=2, state_space=StateSpace(2), equivariant=equivariant, complement=STRANDS)
+    config = CaduceusConfig(
+        width=8, depth=2, state_space=StateSpace(2), equivariant=equivariant, complement_ids=STRANDS
+    )
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = ModelConfig(oracle.VOCAB, config, MDLM(schedule=oracle.LINEAR)).build().double().eval()
@@ -100,6 +102,7 @@ def strand_of(state: oracle.State) -> oracle.State:
     return tuple(STRANDS[token] for token in reversed(state))
 
 
+@pytest.mark.thorough
 def test_texts_and_their_other_strands_are_equally_probable() -> None:
     """The exact law of the sampler, by enumeration; that of one strand alone is another."""
     for equivariant in (True, False):
@@ -107,22 +110,21 @@ def test_texts_and_their_other_strands_are_equally_probable() -> None:
         gap = max(abs(exact[x] - exact[strand_of(x)]) for x in exact)
         assert gap < 1e-9 if equivariant else gap > 1e-2
     model = tiny_world(True)
-    seen = oracle.sample_counts(Ancestral(4), model, 3200, 64)
+    seen = oracle.sample_counts(Ancestral(4), model, 1600, 64)
     exact = oracle.ancestral_distribution(model, oracle.LINEAR, 4)
     turned = {strand_of(x): count for x, count in seen.items()}
     assert chi_square_p_value(seen, exact) > 1e-3
     assert chi_square_p_value(turned, exact) > 1e-3
     one = tiny_world(False)
     exact = oracle.ancestral_distribution(one, oracle.LINEAR, 4)
-    seen = oracle.sample_counts(Ancestral(4), one, 3200, 64)
+    seen = oracle.sample_counts(Ancestral(4), one, 1600, 64)
     assert chi_square_p_value({strand_of(x): count for x, count in seen.items()}, exact) < 1e-3
 
 
 def fresh(name: str, **changes: Any) -> Trainer:
-    settings = replace(worker.TRAINING, optimizer=AdamW(lr=1e-2, weight_decay=0.1), **changes)
+    given: dict[str, Any] = {"optimizer": AdamW(lr=1e-2, weight_decay=0.1), "microbatch_size": None, **changes}
+    settings = replace(worker.TRAINING, **given)
     config = CONFIGS[name]
-    if isinstance(config, CaduceusConfig) and config.complement:
-        config = replace(config, complement=(3, 2, 1, 0, 4, 5, 6))
     objective = NextToken() if config.causal else MDLM()
     torch.manual_seed(0)
     denoiser = ModelConfig(Vocab(7, 6), config, objective).build()
@@ -130,34 +132,35 @@ def fresh(name: str, **changes: Any) -> Trainer:
     return build_denoising_trainer(denoiser, objective, loader, settings, Distributed())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mamba", "caduceus-ph", "caduceus-ps", "dimamba"])
 def test_the_loss_falls(name: str) -> None:
-    run = fresh(name, steps=60, batch_size=16, microbatch_size=None)
-    curve = [run.step()["loss"] for _ in range(60)]
-    assert sum(curve[-10:]) < 0.93 * sum(curve[:10])
+    run = fresh(name, steps=40, batch_size=16)
+    curve = [run.step()["loss"] for _ in range(40)]
+    assert sum(curve[-8:]) < 0.93 * sum(curve[:8])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
     def weights(run: Trainer) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in run.model.parameters()]
 
-    whole = fresh(name, steps=6)
-    for _ in range(6):
+    whole = fresh(name, steps=4)
+    for _ in range(4):
         whole.step()
-    half = fresh(name, steps=6)
-    for _ in range(3):
+    half = fresh(name, steps=4)
+    for _ in range(2):
         half.step()
-    store = CheckpointStore(tmp_path, Distributed(), keep=1)
-    store.save(half)
-    again = fresh(name, steps=6)
-    assert store.load_newest(again)
-    for _ in range(3):
+    store = CheckpointStore(tmp_path)
+    half.save_checkpoint(store)
+    again = fresh(name, steps=4)
+    again.load_checkpoint(store, 2)
+    for _ in range(2):
         again.step()
     assert all(map(torch.equal, weights(whole), weights(again)))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_computing_again_and_plain_torch_change_nothing(name: str) -> None:
     plain, again = fresh(name), fresh(name, gradient_checkpointing=True)
     losses = [plain.step()["loss"] for _ in range(2)]
@@ -194,8 +197,7 @@ def test_low_rank_adapters_train_and_merge(name: str) -> None:
         "in_proj",
         "out_proj",
         "x_proj",
-        "dt_proj",
-    }
+    }  # dt_proj is of rank 1 here: no adapter of rank 2 fits
     with torch.no_grad():
         for parameter in trained.values():
             parameter.add_(0.01)
@@ -205,7 +207,7 @@ def test_low_rank_adapters_train_and_merge(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mamba", "caduceus-ps", "dimamba"])
+@pytest.mark.parametrize("name", KINDS)
 def test_compiled_blocks_are_eager_blocks(name: str) -> None:
     eager, compiled = fresh(name), fresh(name)
     compile_blocks(compiled.model)
@@ -213,7 +215,7 @@ def test_compiled_blocks_are_eager_blocks(name: str) -> None:
         assert compiled.step()["loss"] == pytest.approx(eager.step()["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mamba", "caduceus-ps", "dimamba"])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_saved_folder_gives_the_same_network(name: str, tmp_path: Path) -> None:
     model = LanguageModel(copy.deepcopy(build(CONFIGS[name])).float())
     loaded = unmask.load(unmask.save(model, tmp_path / "model"))
@@ -223,7 +225,7 @@ def test_a_saved_folder_gives_the_same_network(name: str, tmp_path: Path) -> Non
     assert torch.equal(*answers)
 
 
-@pytest.mark.parametrize("name", ["mamba", "caduceus-ps", "dimamba"])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_folder_that_asks_for_more_than_its_weights_is_refused(name: str, tmp_path: Path) -> None:
     folder = unmask.save(LanguageModel(copy.deepcopy(build(CONFIGS[name])).float()), tmp_path / "model")
     (folder / "manifest.json").unlink()
@@ -235,15 +237,13 @@ def test_a_folder_that_asks_for_more_than_its_weights_is_refused(name: str, tmp_
             unmask.load(folder)
 
 
-ONNX_CASES = ["mamba", "caduceus-ps", "dimamba"]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ONNX_CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name == "mamba" else pytest.mark.slow) for name in KINDS]
+)
 def test_onnx_graphs_of_any_length_agree(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     lm = LanguageModel(copy.deepcopy(build(CONFIGS[name])).float())
-    file = unmask.export_onnx(lm, tmp_path / "model.onnx")
+    file = export_onnx(lm, tmp_path / "model.onnx")
     graph = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     for batch, length in ((1, 1), (2, 7), (3, 40)):
         z, t = torch.randint(0, 7, (batch, length)), torch.rand(batch, 1)
@@ -253,20 +253,12 @@ def test_onnx_graphs_of_any_length_agree(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_server_samples_from_both_strands() -> None:
-    model = LanguageModel(copy.deepcopy(build(CONFIGS["caduceus-ps"])).float(), unmask.Tokenizer.characters("acgtn"))
-    with running_engine(model) as engine:
-        jobs = PendingTasks([lambda lm: lm.sample(2, length=6, sampler=Ancestral(3), seed=row) for row in range(2)])
-        assert engine is not None
-        assert jobs.tasks
-
-
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
         (("--objective", "ar", "--set", "backbone=MambaConfig"), MambaConfig),
         (("--set", "backbone=CaduceusConfig"), CaduceusConfig),
-        (("--set", "backbone=DiMambaConfig"), DiMambaConfig),
+        (("--set", "backbone=DiMambaConfig", "objective.exact_mask_counts=false"), DiMambaConfig),
     ],
     ids=["mamba", "caduceus", "dimamba"],
 )
@@ -289,5 +281,6 @@ def test_the_command_line_trains_samples_scores_and_exports(
     command("train", "stdlib-tiny", *words, *sizes, "unigram_bias_init=false", *data, "--out", out)
     lm = unmask.load(out)
     assert isinstance(lm.denoiser.config.backbone, kind)
-    assert len(command("sample", out, "--length", "8", "--steps", "2").strip()) > 0
+    steps = () if kind is MambaConfig else ("--steps", "2")
+    assert len(command("sample", out, "--length", "8", *steps).strip()) > 0
     assert "nats" in command("score", out, "the quick")

@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.dit import LlamaBlock as LlamaBlock
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
+    from unmask.backbones.mamba import MambaConfig as MambaConfig
     from unmask.baselines import SSDLM as SSDLM
     from unmask.baselines import Plaid as Plaid
     from unmask.classification import load_classifier as load_classifier
-    from unmask.backbones.mamba import MambaConfig as MambaConfig
     from unmask.data.loader import RowLayout as RowLayout
     from unmask.data.loader.layouts import PerDocument as PerDocument
     from unmask.data.loader.layouts import Wrapped as Wrapped

@@ -27,7 +27,7 @@ CONFIGS: dict[str, SSMConfig] = {
     "mamba": MambaConfig(**SIZES),
     "caduceus-ph": CaduceusConfig(**SIZES),
     "caduceus-multiply": CaduceusConfig(**SIZES, strategy="multiply"),
-    "caduceus-ps": CaduceusConfig(**SIZES, equivariant=True, complement=COMPLEMENT),
+    "caduceus-ps": CaduceusConfig(**SIZES, equivariant=True, complement_ids=COMPLEMENT),
     "dimamba": DiMambaConfig(**SIZES, dropout=0.0, time_conditioning=TimeConditioning(width=8)),
 }
 VOCAB = Vocab(7, 4)
@@ -160,7 +160,7 @@ def test_the_other_strand_gives_the_reverse_complement_of_the_prediction(
     length: int, depth: int, seed: int, strategy: str
 ) -> None:
     config = CaduceusConfig(
-        width=6, depth=depth, state_space=StateSpace(2), strategy=strategy, equivariant=True, complement=COMPLEMENT
+        width=6, depth=depth, state_space=StateSpace(2), strategy=strategy, equivariant=True, complement_ids=COMPLEMENT
     )
     network, tokens = build(config, seed).backbone, drawn(2, length, seed=seed)
     logits, other = (network.compute_logits(encode(network, x)) for x in (tokens, reverse_complement(tokens)))
@@ -221,8 +221,8 @@ def test_weight_decay_and_muon_leave_the_decays_and_the_embedding_alone() -> Non
     ("settings", "sentence"),
     [
         ({"equivariant": True}, "needs the complement of each token id"),
-        ({"complement": (1, 2, 0)}, "whose complement it is"),
-        ({"complement": (1, 9)}, "whose complement it is"),
+        ({"complement_ids": (1, 2, 0)}, "whose complement it is"),
+        ({"complement_ids": (1, 9)}, "whose complement it is"),
         ({"strategy": "mean"}, "strategy must be add or multiply; got 'mean'"),
         ({"depth": 0}, "depth must be at least 1"),
         ({"max_length": 0}, "max_length must be None, or from 1"),
@@ -239,10 +239,10 @@ def test_sizes_and_complements_that_do_not_fit_are_refused() -> None:
         StateSpace(state_size=0)
     with pytest.raises(ValueError, match="0 < dt_min <= dt_max"):
         StateSpace(dt_min=0.5)
-    with pytest.raises(ValueError, match="complement has 7 token ids, and the vocabulary 8"):
-        CaduceusConfig(complement=COMPLEMENT).build(Vocab(8, 4))
+    with pytest.raises(ValueError, match="complement_ids has 7 token ids, and the vocabulary 8"):
+        CaduceusConfig(complement_ids=COMPLEMENT).build(Vocab(8, 4))
     with pytest.raises(ValueError, match="the complement of the mask, 0, must be the mask"):
-        CaduceusConfig(complement=COMPLEMENT).build(Vocab(7, 0))
+        CaduceusConfig(complement_ids=COMPLEMENT).build(Vocab(7, 0))
     with pytest.raises(ValueError, match=r"causal=True, and this objective needs causal=False"):
         MambaConfig().with_causal(False)
     with pytest.raises(ValueError, match="dropout must be in"):

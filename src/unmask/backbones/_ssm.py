@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
+from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.block import modulated_norm
 from unmask.backbones.cache import RecurrentCacheView
 from unmask.context import Context
@@ -61,7 +61,7 @@ def require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
-class SSMConfig(BackboneConfig):
+class SSMConfig(BlockStackConfig):
     """What the settings of all state-space networks have."""
 
     width: int = 128
@@ -170,7 +170,7 @@ class SelectiveSSM(nn.Module):
         """y [B, n, width] of u [B, n, width], which is zero on padding."""
         window, state = (None, None) if cache is None else cache.read(layer_index)
         taps = self.conv1d.kernel_size[0]
-        before = u.new_zeros(len(u), taps - 1, u.shape[2]) if window is None else window.to(u.dtype)
+        before = u.new_zeros(u.shape[0], taps - 1, u.shape[2]) if window is None else window.to(u.dtype)
         around = torch.cat([before, u], 1)
         v = F.silu(self._convolve(around, layout))
         r, b, c = self.x_proj(v).split([self.dt_rank, *2 * (self.A_log.shape[1],)], -1)

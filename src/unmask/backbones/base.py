@@ -168,6 +168,15 @@ class BackboneConfig(ABC):
         return self
 
 
+class BlockStackConfig(BackboneConfig):
+    """The settings of a network of blocks that are all alike, which it calls `layers`."""
+
+    width: int
+    """Width of the hidden states."""
+    depth: int
+    """Number of blocks."""
+
+
 def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
     """The matrices of all backbones inside a module that weight decay and Muon leave alone."""
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]

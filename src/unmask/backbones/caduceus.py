@@ -1,6 +1,6 @@
 """Caduceus: Mamba in both directions for DNA, with or without exact equivariance under the reverse complement.
 
-A text of DNA and its reverse complement rc(x)_l = complement[x_(L-1-l)] are the two strands of one molecule. The
+A text of DNA and its reverse complement rc(x)_l = complement_ids[x_(L-1-l)] are the two strands of one molecule. The
 equivariant network (Caduceus-PS) reads both strands and predicts from both, so that its prediction for rc(x) is
 the reverse complement of that for x. The other (Caduceus-Ph) reads one strand.
 """
@@ -40,26 +40,26 @@ class CaduceusConfig(SSMConfig):
     equivariant: bool = False
     """Whether both strands are read with the same weights (Caduceus-PS), so that the prediction for the reverse
     complement of a text is the reverse complement of its prediction."""
-    complement: tuple[int, ...] = ()
+    complement_ids: tuple[int, ...] = ()
     """The complement of each token id; most are their own. An equivariant network needs it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.strategy in ("add", "multiply"), f"strategy must be add or multiply; got {self.strategy!r}")
-        ids, size = self.complement, len(self.complement)
+        ids, size = self.complement_ids, len(self.complement_ids)
         require(
             all(0 <= i < size and ids[i] == token for token, i in enumerate(ids)),
-            "complement must give every token id another id, or itself, whose complement it is",
+            "complement_ids must give every token id another id, or itself, whose complement it is",
         )
         require(bool(ids) or not self.equivariant, "an equivariant network needs the complement of each token id")
 
     def build(self, vocab: Vocab) -> Caduceus:
         require(
-            len(self.complement) in (0, vocab.size),
-            f"complement has {len(self.complement)} token ids, and the vocabulary {vocab.size}",
+            len(self.complement_ids) in (0, vocab.size),
+            f"complement_ids has {len(self.complement_ids)} token ids, and the vocabulary {vocab.size}",
         )
         require(
-            not self.complement or self.complement[vocab.mask_id] == vocab.mask_id,
+            not self.complement_ids or self.complement_ids[vocab.mask_id] == vocab.mask_id,
             f"the complement of the mask, {vocab.mask_id}, must be the mask",
         )
         return Caduceus(self, vocab)
@@ -78,7 +78,7 @@ class Caduceus(SSMBackbone):
         super().__init__(config, vocab, [MambaBlock(config, mixer) for mixer in mixers])
         self.config = config
         if config.equivariant:
-            self.lm_head: nn.Linear = _StrandHead(self.embedding, config.complement)
+            self.lm_head: nn.Linear = _StrandHead(self.embedding, config.complement_ids)
         else:
             self.lm_head = Linear(config.width, vocab.size, bias=False)
             self.lm_head.weight = self.embedding.weight
@@ -94,7 +94,7 @@ class Caduceus(SSMBackbone):
         """The embeddings; those of an equivariant network are followed by the embeddings of the complements."""
         if not self.config.equivariant:
             return super().embed(tokens)
-        complement = torch.tensor(self.config.complement, device=tokens.device)
+        complement = torch.tensor(self.config.complement_ids, device=tokens.device)
         return torch.cat([self.embedding(tokens), self.embedding(complement[tokens])], dim=-1)
 
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
@@ -103,8 +103,17 @@ class Caduceus(SSMBackbone):
         layout = SequenceLayout.of(context, h.shape[1], self._kernel_size)
         forward, reverse = h.chunk(2, dim=-1)
         x = self.run_blocks(torch.cat([forward, reverse.flip(1)]), layout.doubled())
-        strands = x[: len(h)], x[len(h) :].flip(1)
-        return torch.cat([self.norm(select_rows(strand, positions)) for strand in strands], dim=-1)
+        forward, reverse = x.chunk(2)
+        strands = [select_rows(strand, positions) for strand in (forward, reverse.flip(1))]
+        return torch.cat([self.norm(strand) for strand in strands], dim=-1)
+
+    def features(self, h: Tensor, t: Times, context: Context = Context()) -> Tensor:
+        """The mean of both strands: a text and its reverse complement then have the same mean over their tokens."""
+        hidden = self.encode(h, t, None, context)
+        if not self.config.equivariant:
+            return hidden
+        forward, reverse = hidden.chunk(2, dim=-1)
+        return (forward + reverse) / 2
 
 
 class _StrandHead(nn.Linear):

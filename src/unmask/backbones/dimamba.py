@@ -20,7 +20,6 @@ from unmask.backbones._ssm import (
     zero_linear,
 )
 from unmask.backbones.base import Capabilities
-from unmask.backbones.block import modulated_norm
 from unmask.backbones.dit import TimeConditioning
 from unmask.backbones.layers import TimeEmbedding
 from unmask.context import Context
@@ -82,4 +81,5 @@ class DiMamba(SSMBackbone):
         if positions is not None:
             time_emb = select_rows(time_emb.expand(*h.shape[:2], -1), positions)
         shift, scale = self.modulation(time_emb).chunk(2, dim=-1)
-        return modulated_norm(self.norm, x, shift, scale)
+        hidden: Tensor = self.norm(x) * (1 + scale) + shift
+        return hidden

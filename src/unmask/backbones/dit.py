@@ -22,7 +22,7 @@ from unmask.backbones.attention_mask import (
     attention_layout,
     flex_block_mask,
 )
-from unmask.backbones.base import Backbone, BackboneConfig, Capabilities
+from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.block import ACTIVATIONS, Block
 from unmask.backbones.cache import KVCache, kv_view
 from unmask.backbones.layers import DepthwiseConv, RotaryEmbedding, TimeEmbedding
@@ -94,7 +94,7 @@ class LlamaBlock:
 
 
 @dataclass(frozen=True)
-class DiTConfig(BackboneConfig):
+class DiTConfig(BlockStackConfig):
     """Sizes and options of a DiT; `build(vocab)` makes it. The default is the paper's small model."""
 
     width: int = 768

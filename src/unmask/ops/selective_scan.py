@@ -70,7 +70,7 @@ def selective_scan(
     if not fast_paths_enabled():
         return selective_scan_reference(u, dt, a, b, c, state=state, restart=restart)
     if state is None:
-        state = torch.zeros(len(u), *a.shape, dtype=torch.promote_types(u.dtype, torch.float32), device=u.device)
+        state = torch.zeros(u.shape[0], *a.shape, dtype=torch.promote_types(u.dtype, torch.float32), device=u.device)
     inputs = (u, dt, a.mT, b, c, state.mT, restart)
     if torch.compiler.is_exporting():
         return _exported_scan(*inputs)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from unmask.backbones import BackboneConfig
+from unmask.backbones.base import BlockStackConfig
 from unmask.backbones.dit import DiTConfig
 from unmask.pretrained.state_dict import unique_tensors
 from unmask.types import Vocab
@@ -119,10 +120,14 @@ class _MetaInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_INIT_FUNCTIONS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_", "zero_", "fill_", "copy_"))
+_INIT_FUNCTIONS = frozenset(
+    ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_", "zero_", "fill_", "copy_", "div_")
+)
 
 
-def meta_shapes(backbone: DiTConfig, vocab: Vocab, weights: Mapping[str, Tensor], where: str) -> dict[str, torch.Size]:
+def meta_shapes(
+    backbone: BlockStackConfig, vocab: Vocab, weights: Mapping[str, Tensor], where: str
+) -> dict[str, torch.Size]:
     """The shapes of a network's tensors, from one block built without memory: all blocks are alike.
 
     A network whose embedding alone is larger than the `weights` is refused before anything is allocated.
@@ -135,7 +140,7 @@ def meta_shapes(backbone: DiTConfig, vocab: Vocab, weights: Mapping[str, Tensor]
         )
     try:
         with _MetaInit():
-            network = replace(backbone, depth=1).build(vocab)
+            network = replace(cast(Any, backbone), depth=1).build(vocab)
     except RuntimeError:  # the number of elements of a tensor does not fit into 64 bits
         raise ValueError(f"{where}: config.json asks for a network that is too large for any memory") from None
     expected: dict[str, torch.Size] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unmask.backbones.dit import DiTConfig
+from unmask.backbones.base import BlockStackConfig
 from unmask.backbones.hf import HFBackboneConfig
 from unmask.io.atomic import atomic_folder
 from unmask.io.checksums import sha256_of_file
@@ -105,7 +105,7 @@ def write_folder(
 def _expected_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
     if config.objective.process.is_continuous:
         return _continuous_shapes(config, stored, path)
-    if isinstance(config.backbone, DiTConfig):
+    if isinstance(config.backbone, BlockStackConfig):
         check_depth(config.backbone.depth, stored, str(path))
         return meta_shapes(config.backbone, config.vocab, stored, str(path))
     if isinstance(config.backbone, HFBackboneConfig):
