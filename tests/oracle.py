@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise_level import alpha_grid
@@ -44,10 +44,11 @@ class TableDenoiser:
     vocab: Vocab = VOCAB
     max_length: int | None = LENGTH
     shift_logits: bool = False
+    objective_parameters: nn.Module | None = None
 
     @property
     def process(self) -> Process:
-        return self.objective.process
+        return self.objective.process_with(self.objective_parameters)
 
     @property
     def normalized(self) -> bool:
@@ -108,14 +109,15 @@ def reverse_step(
     table: DenoiserLike,
     before: np.ndarray,
     t: float,
-    unmask_prob: float,
+    unmask_prob: float | np.ndarray,
     remask_prob: float = 0.0,
     fixed: State = ALL_MASKED,
 ) -> np.ndarray:
-    """The distribution [64] after a step: masked -> v with reveal * x_v, visible -> masked with hide."""
+    """The distribution [64] after a step: masked -> v with reveal * x_v (or reveal_v * x_v), visible -> masked with
+    hide."""
     x = unmask_prob * probabilities(table, t)[:, :, :NUM_CLEAN]
     total = x.sum(-1, keepdims=True)
-    x = x / (total if unmask_prob == 1 else np.maximum(total, 1))
+    x = x / (total if np.all(unmask_prob == 1) else np.maximum(total, 1))
     kernel = np.zeros((len(STATES), LENGTH, VOCAB.size))  # where each position of each state goes
     for number, state in enumerate(STATES):
         for place, token in enumerate(state):

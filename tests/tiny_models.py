@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab, objectives
+from unmask.diffusion.process import PerTokenMasking
 from unmask.model import Denoiser
 from unmask.objectives import NextToken, Objective
 from unmask.sampling import (
@@ -83,6 +84,9 @@ def is_compatible(sampler: Sampler, objective: Objective) -> bool:
     """Whether the sampler restores what the objective's process destroys."""
     if not isinstance(objective.process, sampler.processes):
         return False
+    if isinstance(objective.process, PerTokenMasking) and sampler.inner is not None:
+        in_blocks = isinstance(sampler, Blockwise) and sampler.block_size is not None
+        return isinstance(sampler.inner, Ancestral) and not in_blocks
     if isinstance(sampler, Blockwise) and sampler.block_size is not None:
         return objective.process.block_size is None
     return objective.normalized or not isinstance(sampler, FirstHitting)

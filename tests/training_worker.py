@@ -9,11 +9,12 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 
-from unmask import MDLM, BlockDiffusion, DiTConfig, ModelConfig, Vocab
+from unmask import MDLM, BlockDiffusion, DiTConfig, GenMD4, ModelConfig, Objective, Vocab
 from unmask.data.loader import Loader, Wrapped
 from unmask.distributed import Distributed, init_distributed
 from unmask.training._checkpoint import CheckpointStore
@@ -60,7 +61,7 @@ def build_trainer(
     settings: TrainingConfig,
     dropout: float,
     where: Distributed,
-    objective: MDLM | BlockDiffusion = MDLM(),  # noqa: B008
+    objective: Objective = MDLM(),  # noqa: B008
 ) -> Trainer:
     torch.manual_seed(0)
     backbone = DiTConfig(width=32, depth=2, heads=2, max_length=16, dropout=dropout)
@@ -84,13 +85,15 @@ def main() -> None:
     kill_at, kill_in_save = wishes.pop("kill_at", None), wishes.pop("kill_in_save", False)
     memory_ends_at, report_frames = wishes.pop("memory_ends_at", None), wishes.pop("report_frames", False)
     number = signal.Signals[wishes.pop("signal", "SIGKILL")]
-    blocks = wishes.pop("blocks", False)
+    blocks, objective = wishes.pop("blocks", False), cast("Objective", MDLM())
     if blocks:
-        wishes["curriculum"] = CLIPPED
+        wishes["curriculum"], objective = CLIPPED, BLOCKS
+    if wishes.pop("genmd4", False):
+        objective = GenMD4()
     settings = replace(TRAINING, **wishes, **({"parallelism": FSDP()} if sharded else {}))
     folder.mkdir(parents=True, exist_ok=True)
     with init_distributed() as where:
-        run = build_trainer(settings, dropout, where, BLOCKS if blocks else MDLM())
+        run = build_trainer(settings, dropout, where, objective)
         checkpoints = CheckpointStore(folder, where)
         newest, _ = checkpoints.latest()
         if newest is not None:

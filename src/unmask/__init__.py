@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.base import Objective as Objective
     from unmask.objectives.block_diffusion import BlockDiffusion as BlockDiffusion
     from unmask.objectives.d3pm import D3PM as D3PM
+    from unmask.objectives.genmd4 import GenMD4 as GenMD4
     from unmask.objectives.mdlm import MDLM as MDLM
     from unmask.objectives.next_token import NextToken as NextToken
     from unmask.objectives.sedd import SEDD as SEDD

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from oracle import LINEAR, TableDenoiser, continuous_bound, random_table
 from unmask import MDLM
+from unmask.likelihood._control_variate import _MAX_NATS, control_variate, unconditional_nll
 from unmask.likelihood._estimate import NatsEstimator
-from unmask.likelihood.control_variate import _MAX_NATS, control_variate, unconditional_nll
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 
 

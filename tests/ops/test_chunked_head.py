@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 from unmask.objectives import MDLM
 from unmask.ops import chunked_head as head
-from unmask.ops.chunked_head import _ValueAndGrad, chunked_head, chunked_head_reference
+from unmask.ops.chunked_head import LogitsRowFn, _ValueAndGrad, chunked_head, chunked_head_reference
 from unmask.types import Vocab
 
 ROWS, WIDTH, VOCAB = 37, 6, 11
@@ -35,12 +37,14 @@ def inputs(rows: int = ROWS, *, frozen: bool = False) -> tuple[Tensor, Tensor, T
 class Surprise:
     """A price that differs from line to line."""
 
+    parameters: tuple[Tensor, ...] = ()
+
     def __call__(self, logits: Tensor, indices: slice) -> Tensor:
         targets = torch.arange(10_000)[indices] % VOCAB
         weights = torch.arange(1.0, 10_001.0, dtype=torch.float64)[indices]
         return weights * F.cross_entropy(logits.double(), targets, reduction="none")
 
-    def value_and_grad(self, logits: Tensor, indices: slice) -> _ValueAndGrad:
+    def value_and_grad(self, logits: Tensor, indices: slice, _grad_output: Tensor | None) -> _ValueAndGrad:
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
             said = self(leaf, indices)
@@ -121,9 +125,9 @@ def test_no_more_logits_exist_than_are_allowed(monkeypatch: pytest.MonkeyPatch) 
     sizes = []
 
     class Watched(Surprise):
-        def value_and_grad(self, logits: Tensor, indices: slice) -> _ValueAndGrad:
+        def value_and_grad(self, logits: Tensor, indices: slice, grad_output: Tensor | None) -> _ValueAndGrad:
             sizes.append(len(logits))
-            return super().value_and_grad(logits, indices)
+            return super().value_and_grad(logits, indices, grad_output)
 
     chunked_head(*inputs(), Watched()).sum().backward()
     assert max(sizes) <= 5
@@ -140,3 +144,36 @@ def test_mixed_precision_sums_in_the_weights_precision(at_once: int) -> None:
         assert mine.grad is not None
         assert mine.grad.dtype == torch.float32
         torch.testing.assert_close(mine.grad, other.grad, rtol=0.03, atol=2.0)  # of sums in the hundreds
+
+
+@dataclass(frozen=True)
+class WeightedMass:
+    """sum_v w_v exp(log_x[v]) with learned w."""
+
+    w: Tensor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.w,)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> WeightedMass:
+        return WeightedMass(*parameters)
+
+    def __call__(self, log_x: Tensor, _indices: slice | Tensor) -> Tensor:
+        return log_x.exp() @ self.w
+
+
+@pytest.mark.parametrize("rates", ["equal", "different"])
+def test_parameters_of_a_row_function_get_their_gradients(at_once: int, rates: str) -> None:
+    """Also if rows have different weights in the backward pass, and the chunks are computed again."""
+    weights = torch.ones(ROWS) if rates == "equal" else torch.arange(1.0, ROWS + 1)
+    gradients = []
+    for function in (chunked_head, chunked_head_reference):
+        w = torch.linspace(0.5, 2.0, VOCAB, dtype=torch.float64).requires_grad_()
+        hidden, weight, bias = inputs()
+        row_fn = LogitsRowFn(MDLM(), torch.zeros(ROWS, 1), Vocab(VOCAB, 4), WeightedMass(w))
+        values = function(hidden, weight, bias, row_fn)
+        gradients.append(torch.autograd.grad((3 * weights * values).sum(), [w, hidden, weight, bias]))
+    for ours, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert gradients[0][0].abs().sum() > 0

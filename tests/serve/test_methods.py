@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from live_server import language_model, live_server
-from unmask import MDLM, Ancestral, BlockDiffusion, Blockwise, Confidence, Guidance, NextToken
+from unmask import MDLM, Ancestral, BlockDiffusion, Blockwise, Confidence, GenMD4, Guidance, NextToken
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.objectives import Objective
 from unmask.sampling import Sampler
@@ -38,6 +38,7 @@ CASES: dict[str, tuple[Objective, dict[str, Any], Sampler | None]] = {
         Blockwise(6, Confidence(3), DualCache()),
     ),
     "autoregression": (NextToken(), {}, None),
+    "a schedule for each token": (GenMD4(), {"steps": 6}, Ancestral(6)),
 }
 
 

@@ -120,6 +120,23 @@ def test_blocks_with_clipped_times_give_the_same_curve_on_ranks_and_after_a_kill
     assert losses(tmp_path / "killed") == expected
 
 
+def test_learned_schedules_give_the_same_curve_on_ranks_sharded_and_after_a_kill(tmp_path: Path) -> None:
+    """Their gradients too, which come from outside of the network's call: Adam would hide a wrong factor."""
+
+    def grad_norms(folder: Path) -> list[float]:
+        return [json.loads(line)["grad_norm"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    assert run(tmp_path / "alone", 1, genmd4=True, steps=6) == 0
+    expected = losses(tmp_path / "alone")
+    for name, wishes in (("ranks", {}), ("shards", {"sharded": True})):
+        assert run(tmp_path / name, 2, genmd4=True, steps=6, **wishes) == 0
+        assert close(tmp_path / name, expected)
+        assert grad_norms(tmp_path / name) == pytest.approx(grad_norms(tmp_path / "alone"), rel=1e-4)
+    assert run(tmp_path / "killed", 1, genmd4=True, steps=6, kill_at=5) != 0
+    assert run(tmp_path / "killed", 1, genmd4=True, steps=6) == 0
+    assert losses(tmp_path / "killed") == expected
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_checkpoint_of_two_ranks_resumes_on_any_number(
     alone: list[tuple[int, float]], tmp_path: Path, ranks: int

@@ -18,7 +18,8 @@ class DenoiserLike(Protocol):
 
     `log_x` is the log-probability of the clean token; its mask column is -inf. It need not sum to one:
     with S = sum(exp(log_x)), a masked position that a reverse step would unmask with probability r
-    becomes v with probability r exp(log_x[v]) and stays masked with probability 1 - r S.
+    becomes v with probability r exp(log_x[v]) and stays masked with probability 1 - r S. Where every token has a
+    schedule of its own, these are r_v exp(log_x[v]) and 1 - sum(r_v exp(log_x[v])).
     """
 
     @property
@@ -33,7 +34,8 @@ class DenoiserLike(Protocol):
 
     @property
     def normalized(self) -> bool:
-        """Whether S = 1 in every row: the time at which a position is unmasked is independent of its token."""
+        """Whether S = 1 in every row: under one schedule, the time at which a position is unmasked is independent of
+        its token."""
         ...
 
     @property

@@ -12,14 +12,16 @@ Masking puts all of pi on the mask; uniform noise spreads it over the clean toke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from unmask.diffusion.schedule import LogLinear, Schedule
+from unmask.diffusion.token_schedule import TokenPowers
 from unmask.types import Vocab
 
 
@@ -163,6 +165,42 @@ class BlockMasking(NoiseProcess):
         self, x: Int[Tensor, "B L"], alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
     ) -> Int[Tensor, "B L"]:
         return self.inner.corrupt(x, alpha, uniform, vocab)
+
+
+@dataclass(frozen=True, eq=False)
+class PerTokenMasking(Process):
+    """Masking with a schedule for each token: a token is masked, and unmasked, at times that depend on what it is.
+
+    So a masked position says something about its token, and only samplers that follow the process as it is defined
+    have the model's law: v is unmasked with probability (alpha_v(s) - alpha_v(t))/(1 - alpha_v(t)) exp(log_x[v]).
+    """
+
+    title = "masked diffusion with a schedule for each token"
+    default_sampler = "ancestral"
+    has_masks = True
+
+    read_schedule: Callable[[], TokenPowers] | None = None
+    """Reads the schedules, which may be learned; None in the process of an objective, which has no tokens yet."""
+
+    @property
+    def schedule(self) -> TokenPowers:
+        """The schedules as they are now. (Where weights are sharded, all ranks must read them together.)"""
+        if self.read_schedule is None:
+            raise ValueError("the schedules of tokens belong to a model: read them from its process, model.process")
+        return self.read_schedule()
+
+    @property
+    def inner(self) -> PerTokenMasking:
+        """The process within a block: the whole text is one block."""
+        return self
+
+    def alpha(self, t: Float[Tensor, "*shape"]) -> NoReturn:
+        raise ValueError(
+            "each token has an alpha of its own, so there is none, and no sigma, to condition a network on"
+        )
+
+    def sigma(self, t: Float[Tensor, "*shape"]) -> NoReturn:
+        self.alpha(t)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes
-from unmask.likelihood.control_variate import CONTROL_VARIATE_BETA, control_variate, unconditional_nll
+from unmask.likelihood._control_variate import CONTROL_VARIATE_BETA, control_variate, unconditional_nll
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.objectives.base import MaskedObjective, Objective, SteppedObjective
 from unmask.types import Batch, NonFiniteError, Positions, Queries, RowFn, Times, Tokens
@@ -56,7 +56,8 @@ class NatsEstimator:
         if u is not None:
             masked = _to_mask(recorder.positions, batch.loss_mask)
             nats = nats - CONTROL_VARIATE_BETA * control_variate(u, masked, batch.loss_mask)
-        t = recorder.t[:, : nats.shape[1]]  # of the noisy tokens only, if clean ones are concatenated to them
+        # Of one draw, if a call has two; of the noisy tokens only, if clean ones are concatenated to them.
+        t = recorder.t[: len(nats), : nats.shape[1]]
         # A step that ends at t covers the times before it, so a bin includes its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
 

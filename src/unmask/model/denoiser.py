@@ -44,6 +44,8 @@ class ModelConfig:
             raise ValueError(f"the objective must be an Objective, as in unmask.MDLM(); got {self.objective!r}")
         if not isinstance(self.backbone, BackboneConfig):
             raise ValueError(f"the backbone must be a BackboneConfig, as in unmask.DiTConfig(); got {self.backbone!r}")
+        if self.condition_on_sigma:
+            self.objective.process.sigma(torch.ones(()))  # refuses where there is none
 
     def build(self) -> Denoiser:
         """A denoiser with newly initialized weights."""
@@ -60,6 +62,7 @@ class Denoiser(nn.Module):
         self.use_bf16 = False
         self._has_nan: Tensor | None = None
         self.backbone: Backbone = config.backbone.build(config.vocab)
+        self.objective_parameters = config.objective.new_parameters(config.vocab)
         if self.backbone.capabilities.causal != self.process.is_left_to_right:
             raise ValueError(
                 "an autoregressive objective needs a causal backbone, and masked or uniform diffusion one"
@@ -78,8 +81,8 @@ class Denoiser(nn.Module):
 
     @property
     def process(self) -> Process:
-        """The forward process."""
-        return self.config.objective.process
+        """The forward process, whose schedules may be learned."""
+        return self.config.objective.process_with(self.objective_parameters)
 
     @property
     def normalized(self) -> bool:
@@ -171,8 +174,12 @@ class Denoiser(nn.Module):
         return self.backbone
 
     def load_initial(self, other: Denoiser) -> None:
-        """Start from the weights of another model, whose network is the same."""
+        """Start from the weights of another model, whose network is the same; from what its objective has learned,
+        too, if that is the same."""
         self.backbone.load_state_dict(other.backbone.state_dict())
+        learned, theirs = self.objective_parameters, other.objective_parameters
+        if learned is not None and theirs is not None and type(self.objective) is type(other.objective):
+            learned.load_state_dict(theirs.state_dict())
 
     def lr_scales(self) -> dict[str, float]:
         """Factors of the learning rate for parameters, by name, that do not have the optimizer's own; see `AdamW`."""
@@ -260,6 +267,8 @@ class Denoiser(nn.Module):
 
     def _alpha(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B #L"], positions: Positions) -> Float[Tensor, "N 1"]:
         """alpha(t) [N, 1] at masked positions; 0 at unmasked ones, as in the reconstruction term."""
+        if not self.objective.depends_on_alpha:
+            return t.new_zeros(len(positions[0]), 1)  # which nobody reads
         positions = (positions[0], positions[1]) if isinstance(positions, Queries) else positions
         alpha = self.process.alpha(t).expand(z.shape)[positions]
         return torch.where(z[positions] == self.vocab.mask_id, alpha, 0)[:, None]

@@ -96,6 +96,16 @@ class LanguageModel:
         """The objective that the model was trained with."""
         return self.denoiser.objective
 
+    def describe_learned(self) -> dict[str, str]:
+        """What the objective has learned beside the network, such as the order of tokens; empty for most."""
+
+        def spell(token_id: int) -> str:
+            if self.tokenizer is None or token_id not in self.tokenizer.known_ids:
+                return str(token_id)
+            return repr(self.tokenizer.decode([token_id]))
+
+        return self.objective.describe_parameters(self.denoiser.objective_parameters, self.vocab, spell)
+
     def sample(
         self,
         n: int = 1,

@@ -12,13 +12,13 @@ SEDD (score entropy, S is free), in T steps and in continuous time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import derive_seed, seeded_uniform
@@ -70,7 +70,24 @@ class Objective(ABC):
     @property
     @abstractmethod
     def process(self) -> Process:
-        """How text is corrupted."""
+        """How text is corrupted; where that is learned, `process_with` is the process of a model."""
+
+    def new_parameters(self, vocab: Vocab) -> nn.Module | None:
+        """What is learned beside the network, such as a schedule, before the first step; None where nothing is.
+
+        The model holds it: it is trained, averaged, sharded, saved and moved with the network's weights.
+        """
+        return None
+
+    def process_with(self, parameters: nn.Module | None) -> Process:
+        """The process of a model with these parameters."""
+        return self.process
+
+    def describe_parameters(
+        self, parameters: nn.Module | None, vocab: Vocab, spell: Callable[[int], str]
+    ) -> dict[str, str]:
+        """What was learned, for cards and reports; `spell` gives the text of a token id."""
+        return {}
 
     @property
     @abstractmethod

@@ -3,7 +3,7 @@
 A row function reduces the log-probabilities of a chunk to one value per row, such as a token's negative
 log-likelihood. In training its gradient is computed while the chunk's logits exist. That is the gradient of the
 *sum* over the rows, which is what a loss is; if the rows turn out to have different weights in the backward
-pass, the chunks are computed a second time.
+pass, the chunks are computed a second time. A row function may have parameters of its own, which get gradients too.
 
 The gradient of a negative log-likelihood, where log_x is a log-softmax, has a closed form and is computed in
 place: [N, V] is written three times instead of nine.
@@ -12,8 +12,8 @@ place: [N, V] is written three times instead of nine.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -51,12 +51,19 @@ class _LogProbs(Protocol):
 class _LogitsFn(Protocol):
     """One value per row of logits, for a chunk of the rows. It may overwrite the logits."""
 
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Tensors other than the logits that the values depend on, and whose gradients are wanted."""
+        ...
+
     def __call__(self, logits: Float[Tensor, "N V"], indices: slice) -> Shaped[Tensor, " N *values"]:
         """Values [n] for logits [n, V], which are the rows `indices` of all rows."""
         ...
 
-    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> _ValueAndGrad:
-        """The same values, with their gradients."""
+    def value_and_grad(
+        self, logits: Float[Tensor, "N V"], indices: slice, grad_output: Float[Tensor, " N"] | None
+    ) -> _ValueAndGrad:
+        """The same values, with their gradients; `grad_output` weights the rows in those of the parameters."""
         ...
 
 
@@ -66,6 +73,22 @@ class _ValueAndGrad(NamedTuple):
     values: Float[Tensor, " N"]
     grad_logits: Float[Tensor, "N V"]
     scale: Float[Tensor, " N"]
+    grad_parameters: tuple[Tensor, ...] = ()
+    """d (sum over i of grad_output[i] values[i]) / d parameter, for each parameter."""
+
+
+@runtime_checkable
+class _ParametricRowFn(Protocol):
+    """A row function that is learned: its values depend on tensors beside log_x, which get gradients."""
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """These tensors."""
+        ...
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> RowFn:
+        """The same row function of other tensors."""
+        ...
 
 
 def chunked_head_reference(
@@ -92,7 +115,7 @@ def chunked_head(
         return chunked_head_reference(hidden, weight, bias, logits_fn)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         apply: Any = _ChunkedHead.apply
-        values: Tensor = apply(hidden, weight, bias, logits_fn)
+        values: Tensor = apply(hidden, weight, bias, logits_fn, *logits_fn.parameters)
         return values
     rows, matrix, offset = _cast_all(hidden, weight, bias)
     chunks = _chunks(hidden, weight)
@@ -134,20 +157,31 @@ class LogitsRowFn:
     row_fn: RowFn
     """The function of log_x."""
 
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Those of the row function that are learned."""
+        return self.row_fn.parameters if isinstance(self.row_fn, _ParametricRowFn) else ()
+
     def __call__(self, logits: Float[Tensor, "N V"], indices: slice) -> Shaped[Tensor, " N *values"]:
         return self.row_fn(log_probs_inplace(self.objective, logits, self.alpha[indices], self.vocab), indices)
 
-    def value_and_grad(self, logits: Float[Tensor, "N V"], indices: slice) -> _ValueAndGrad:
+    def value_and_grad(
+        self, logits: Float[Tensor, "N V"], indices: slice, grad_output: Float[Tensor, " N"] | None
+    ) -> _ValueAndGrad:
         """In closed form for a weighted NLL of a log-softmax; by autograd otherwise."""
         if self.objective.is_softmax and isinstance(self.row_fn, WeightedNLL):
             nll = _nll_and_grad_(logits, self.row_fn.x[indices], self.vocab)
             scale = self.row_fn.weight[indices].to(nll)
             return _ValueAndGrad(scale * nll, logits, scale)
         leaf = logits.detach().requires_grad_()
+        leaves = tuple(each.detach().requires_grad_() for each in self.parameters)
+        row_fn = self.row_fn.with_parameters(leaves) if isinstance(self.row_fn, _ParametricRowFn) else self.row_fn
         with torch.enable_grad():
-            values = self(leaf, indices)
-        (grad_logits,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
-        return _ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values))
+            values = replace(self, row_fn=row_fn)(leaf, indices)
+        (grad_logits,) = torch.autograd.grad(values, leaf, torch.ones_like(values), retain_graph=bool(leaves))
+        weights = torch.ones_like(values) if grad_output is None else grad_output.to(values)
+        grads = torch.autograd.grad(values, leaves, weights) if leaves else ()
+        return _ValueAndGrad(values.detach(), grad_logits, torch.ones_like(values), grads)
 
 
 def log_probs_inplace(
@@ -216,6 +250,7 @@ class _ChunkedHead(torch.autograd.Function):
         weight: Float[Tensor, "V width"],
         bias: Float[Tensor, " V"] | None,
         logits_fn: _LogitsFn,
+        *_parameters: Tensor,
     ) -> Shaped[Tensor, " N *values"]:
         values, ctx.gradients = _values_and_grads(hidden, weight, bias, logits_fn, None)
         ctx.save_for_backward(hidden, weight, bias)
@@ -234,7 +269,8 @@ class _ChunkedHead(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(grad_output[0])
-        return *gradients, None
+        hidden_weight_bias, of_parameters = gradients[:3], gradients[3:]
+        return *hidden_weight_bias, None, *of_parameters
 
 
 def _are_equal(grad_output: Tensor) -> bool:
@@ -253,8 +289,10 @@ def _values_and_grads(
     logits_fn: _LogitsFn,
     grad_output: Float[Tensor, " N"] | None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Values [N], and the gradients of sum_i grad_output[i] values[i] (weights of 1 if None)."""
+    """Values [N], and the gradients of sum_i grad_output[i] values[i] (weights of 1 if None): of hidden states,
+    weight, bias, and the parameters of the row function."""
     values = []
+    grad_parameters = [torch.zeros_like(parameter) for parameter in logits_fn.parameters]
     grad_hidden = torch.empty_like(hidden)
     grad_weight = torch.empty_like(weight) if weight.requires_grad else None
     grad_bias = None if bias is None else torch.zeros_like(bias)
@@ -262,15 +300,18 @@ def _values_and_grads(
     with torch.autocast(hidden.device.type, enabled=False):
         for chunk in _chunks(hidden, weight):
             inputs = rows[chunk]
-            value, grad_logits, scale = logits_fn.value_and_grad(linear(inputs, matrix, offset), chunk)
+            weights = None if grad_output is None else grad_output[chunk]
+            value, grad_logits, scale, grads = logits_fn.value_and_grad(linear(inputs, matrix, offset), chunk, weights)
             values.append(value)
-            scale = (scale if grad_output is None else scale * grad_output[chunk]).to(grad_logits.dtype)[:, None]
+            for total, grad in zip(grad_parameters, grads, strict=True):
+                total += grad
+            scale = (scale if weights is None else scale * weights).to(grad_logits.dtype)[:, None]
             grad_hidden[chunk] = scale * (grad_logits @ matrix)
             if grad_bias is not None:
                 grad_bias += (grad_logits.t() @ scale)[:, 0]
             if grad_weight is not None:
                 _accumulate_product(grad_weight, grad_logits.t(), scale * inputs, overwrite=chunk.start == 0)
-    return torch.cat(values), (grad_hidden, grad_weight, grad_bias)
+    return torch.cat(values), (grad_hidden, grad_weight, grad_bias, *grad_parameters)
 
 
 def _accumulate_product(

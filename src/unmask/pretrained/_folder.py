@@ -32,6 +32,8 @@ CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE = (
     "README.md",
 )
 _MODEL_FILES = {CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE, CARD_FILE}
+OBJECTIVE_PREFIX = "objective_parameters."
+"""The names of tensors that the objective has learned begin with it; all others are the network's."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 _MAX_TEXT_FILE_BYTES = 64 << 20
 """The largest JSON or vocabulary file; the largest published vocabularies have half as many bytes."""
@@ -61,8 +63,13 @@ class StoredModel:
         return read_state_dict(self.path)
 
     def check(self, config: ModelConfig, headers: Mapping[str, Tensor]) -> None:
-        """Refuse tensors that are not those of the network of a config."""
-        self.check_shapes(self.expected_shapes(config, headers), headers)
+        """Refuse tensors that are not those of a config: of its network, and of what its objective has learned."""
+        with torch.device("meta"):
+            learned = config.objective.new_parameters(config.vocab)
+        of_objective = {} if learned is None else learned.state_dict()
+        shapes = {OBJECTIVE_PREFIX + name: tensor.shape for name, tensor in of_objective.items()}
+        of_network = {name: headers[name] for name in headers.keys() - shapes}
+        self.check_shapes(shapes | self.expected_shapes(config, of_network), headers)
 
     def expected_shapes(self, config: ModelConfig, headers: Mapping[str, Tensor]) -> dict[str, torch.Size]:
         """The shapes of the network's tensors, without building it; untrusted sizes are checked first."""

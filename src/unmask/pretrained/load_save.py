@@ -21,7 +21,7 @@ from unmask.data.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from unmask.io.untrusted import read_json_object
 from unmask.model import LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer
-from unmask.pretrained._folder import CONFIG_FILE, WEIGHTS_FILE, StoredModel, write_folder
+from unmask.pretrained._folder import CONFIG_FILE, OBJECTIVE_PREFIX, WEIGHTS_FILE, StoredModel, write_folder
 from unmask.pretrained._hub import resolve_hub
 from unmask.pretrained.formats import FORMATS, Format
 from unmask.pretrained.formats import _hf as hf
@@ -90,7 +90,9 @@ def load(
         denoiser = model_config.build()
     except (RuntimeError, MemoryError):
         raise ValueError(f"{path / CONFIG_FILE} asks for a network that does not fit into memory") from None
+    learned = {name: weights.pop(name) for name in list(weights) if name.startswith(OBJECTIVE_PREFIX)}
     denoiser.stored_module.load_state_dict(weights, strict=False)
+    denoiser.load_state_dict(learned, strict=False)
     return LanguageModel(denoiser.eval(), tokenizer)
 
 
@@ -221,7 +223,10 @@ def _write_model(model: LanguageModel, folder: Path, upstream_format: bool) -> N
 
 def _export_own(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = {"format": _MODEL_FORMAT, **to_json(model.denoiser.config)}
-    return config, unique_tensors(model.denoiser.stored_module.state_dict())
+    learned = model.denoiser.objective_parameters
+    weights = unique_tensors(model.denoiser.stored_module.state_dict())
+    of_objective = {} if learned is None else learned.state_dict()
+    return config, weights | {OBJECTIVE_PREFIX + name: tensor for name, tensor in of_objective.items()}
 
 
 def _export_upstream(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:

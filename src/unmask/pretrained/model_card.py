@@ -16,7 +16,15 @@ from typing import TypeAlias
 from tokenizers import models
 
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
-from unmask.diffusion.process import BlockMasking, LeftToRight, Masking, NoiseProcess, Process, UniformNoise
+from unmask.diffusion.process import (
+    BlockMasking,
+    LeftToRight,
+    Masking,
+    NoiseProcess,
+    PerTokenMasking,
+    Process,
+    UniformNoise,
+)
 from unmask.model import LanguageModel
 from unmask.objectives.base import Objective
 
@@ -81,6 +89,12 @@ _MODEL_KINDS: dict[type[Process], _ModelKind] = {
         "uniform-diffusion",
         "text-generation",
         "It turns random tokens into text, all positions in parallel.",
+    ),
+    PerTokenMasking: _ModelKind(
+        "Masked diffusion language model with learned schedules",
+        "masked-diffusion",
+        "fill-mask",
+        "It predicts masked tokens, and has learned which tokens of a text to reveal first.",
     ),
     BlockMasking: _ModelKind(
         "Block diffusion language model",
@@ -181,13 +195,14 @@ def _property_rows(model: LanguageModel) -> list[tuple[str, str]]:
     process, vocab = denoise.process, denoise.vocab
     parameters = sum(parameter.numel() for parameter in denoise.parameters())
     rows = [("objective", type(denoise.objective).__name__)]
-    if isinstance(process, NoiseProcess):
+    if isinstance(process, NoiseProcess | PerTokenMasking):
         rows += [
             ("schedule", repr(process.schedule)),
             ("time conditioning", "yes" if denoise.backbone.capabilities.time_conditioned else "no"),
         ]
     return [
         *rows,
+        *model.describe_learned().items(),
         *((name, str(value)) for name, value in denoise.backbone.describe().items()),
         ("parameters", f"{parameters:,}"),
         ("vocabulary", f"{vocab.size:,} ids; the mask is {vocab.mask_id}"),

@@ -38,13 +38,14 @@ def _header_section(data: ReportData) -> str:
     status = data.status
     sources = ", ".join(map(str, data.settings.get("sources", ())))
     what = f"{data.objective}, {network}, trained on {sources}."
+    learned = "".join(f'<p class="note">{escape(f"{name}: {what}")}</p>\n' for name, what in data.learned.items())
     sentence = f'<p class="{"lead" if status.finished else "unfinished"}">{escape(status.sentence)}</p>'
     return f"""<header>
 <p class="over">Report of a run</p>
 <h1>{escape(data.name)}</h1>
 <p class="lead">{escape(what)}</p>
 {sentence}
-</header>"""
+{learned}</header>"""
 
 
 def _headline_section(data: ReportData) -> str:

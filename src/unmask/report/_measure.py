@@ -65,6 +65,8 @@ class ReportData:
     objective: str
     network: dict[str, Any]
     """What the backbone's `describe` gives."""
+    learned: dict[str, str]
+    """What the objective has learned beside the network, such as which tokens are revealed first."""
     num_parameters: int
     curves: Curves
     validation: dict[str, Any] | None
@@ -136,6 +138,7 @@ def measure_run(
         status=status,
         objective=type(lm.objective).__name__,
         network=lm.denoiser.backbone.describe(),
+        learned=lm.describe_learned(),
         num_parameters=sum(parameter.numel() for parameter in lm.denoiser.parameters()),
         curves=curves,
         validation=validation,

@@ -8,27 +8,30 @@ Algorithm 1 of MDLM (arXiv 2406.07524, with the caching of its section 4), as `A
         for every position l with z[l] = mask:
             z[l] <- Cat(r x_theta[l] + (1 - r) mask),         r = (alpha_s - alpha_t)/(1 - alpha_t)
 
-The shortcut, which `Ancestral.run` takes where log_x sums to one: then *when* a position is unmasked does not
-depend on *what* it becomes. So the step of every position is drawn in advance, each sequence goes straight from one
-of its own unmasking steps to the next (sequences at different times share a network call), and the network is
-queried only at the positions that are about to be written. The result has exactly the same distribution.
+With a schedule for each token, r is a vector, and a position stays masked with what is left.
+
+The shortcut, which `Ancestral.run` takes where log_x sums to one and all tokens have one schedule: then *when* a
+position is unmasked does not depend on *what* it becomes. So the step of every position is drawn in advance, each
+sequence goes straight from one of its own unmasking steps to the next (sequences at different times share a network
+call), and the network is queried only at the positions that are about to be written. The result has exactly the same
+distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int64
+from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
 from unmask.diffusion.categorical import DAMAGED, SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform, seeded_uniform_array
 from unmask.diffusion.noise_level import alpha_grid, validate_steps
-from unmask.diffusion.process import Masking
+from unmask.diffusion.process import Masking, PerTokenMasking
 from unmask.sampling._row_fns import DrawTokens
 from unmask.sampling._unmasking import (
     ranks,
@@ -46,6 +49,8 @@ from unmask.types import LogX, NonFiniteError, Queries, Tokens
 class Ancestral(Sampler):
     """T steps: at each, a masked position is unmasked with probability (alpha_s - alpha_t)/(1 - alpha_t)."""
 
+    processes = (Masking, PerTokenMasking)
+
     steps: int = 128
     """T, the number of steps; more are better and slower."""
     params: SamplingParams = SamplingParams()
@@ -55,12 +60,12 @@ class Ancestral(Sampler):
         validate_steps(self.steps)
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
-        schedule = require_process(denoiser, Masking).schedule
-        if not denoiser.normalized:  # SEDD (its analytic sampler) and D3PM
+        process = require_process(denoiser, Masking, PerTokenMasking)
+        if not denoiser.normalized or not isinstance(process, Masking):  # SEDD (its analytic sampler), D3PM, GenMD4
             yield from self.algorithm_1(denoiser, canvas)
             return
         z = init_tokens(denoiser, canvas)
-        alphas = alpha_grid(schedule, self.steps).flip(0)  # from 0 at t = 1 up to 1 at t = 0
+        alphas = alpha_grid(process.schedule, self.steps).flip(0)  # from 0 at t = 1 up to 1 at t = 0
         uniform = seeded_uniform(canvas.seeds, z.shape[1])
         step = torch.searchsorted(alphas, uniform, right=True).clamp(max=self.steps)
         time = 1 - (step - 1).double() / self.steps
@@ -68,9 +73,9 @@ class Ancestral(Sampler):
 
     def algorithm_1(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         """Every step at every masked position, as printed above."""
-        schedule, mask = require_process(denoiser, Masking).schedule, denoiser.vocab.mask_id
+        process, mask = require_process(denoiser, Masking, PerTokenMasking), denoiser.vocab.mask_id
         z = init_tokens(denoiser, canvas)
-        alphas = alpha_grid(schedule, self.steps)
+        unmask_prob = _unmask_probs(process, self.steps)
         known: dict[int, LogX] = {}  # log_x of each sequence since its z last changed
         masked = canvas.host_mask(mask)
         for i in range(self.steps, 0, -1):
@@ -83,7 +88,7 @@ class Ancestral(Sampler):
             log_x = torch.cat([known[b] for b in active])
             rows, columns = masked.nonzero()
             sequence, position = to_device(rows, z.device), to_device(columns, z.device)
-            r = Masking.unmask_prob(alphas[i - 1], alphas[i]).to(z.device)
+            r = unmask_prob(i).to(z.device)
             uniform = seeded_uniform(canvas.seeds, z.shape[1], self.steps + 1 - i).to(z.device)[sequence, position]
             tokens = _draw_or_stay_masked(log_x, r, self.params, uniform, mask)
             z = scatter_tokens(z, sequence, position, tokens)
@@ -161,16 +166,29 @@ class RandomOrder(Sampler):
         yield from _unmask_at_steps(denoiser, z, canvas, step, time, self.params)
 
 
+def _unmask_probs(process: Masking | PerTokenMasking, steps: int) -> Callable[[int], Float64[Tensor, " tokens"]]:
+    """P(a masked position is unmasked) in step i = T, ..., 1: one number, or one for each token it may become."""
+    if isinstance(process, PerTokenMasking):
+        schedule = process.schedule
+        return lambda i: schedule.unmask_prob(i, steps)
+    alphas = alpha_grid(process.schedule, steps)
+    return lambda i: Masking.unmask_prob(alphas[i - 1 : i], alphas[i : i + 1])
+
+
 def _draw_or_stay_masked(
-    log_x: LogX, unmask_prob: Float[Tensor, ""], params: SamplingParams, uniform: Float64[Tensor, " N"], mask_id: int
+    log_x: LogX,
+    unmask_prob: Float64[Tensor, " tokens"],
+    params: SamplingParams,
+    uniform: Float64[Tensor, " N"],
+    mask_id: int,
 ) -> Int64[Tensor, " N"]:
-    """A token [N] for each query: v with probability r exp(log_x[v]), the mask with what is left (0 if r = 1).
+    """A token [N] for each query: v with probability r_v exp(log_x[v]), the mask with what is left (0 if r = 1).
 
     -1 where log_x is damaged.
     """
     weights = params.probabilities(log_x).double() * unmask_prob
     rest = (1 - weights.sum(-1)).clamp(min=0)
-    weights[:, mask_id] = torch.where(unmask_prob < 1, rest, 0)
+    weights[:, mask_id] = torch.where((unmask_prob < 1).any(), rest, 0)
     return sample_inverse_cdf(weights, uniform, check=False)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from unmask.context import AttentionStages, Cache, Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
-from unmask.diffusion.process import BlockMasking, Masking
+from unmask.diffusion.process import BlockMasking, Masking, PerTokenMasking
 from unmask.sampling._unmasking import IntArray, time_from_mask_ratio, to_device
 from unmask.sampling.base import Sampler, init_tokens, require_process, resolve_inner_sampler, resolve_option
 from unmask.sampling.canvas import Canvas
@@ -75,7 +75,7 @@ class Blockwise(Sampler):
     cache is exact.
     """
 
-    processes = (Masking, BlockMasking)
+    processes = (Masking, BlockMasking, PerTokenMasking)
 
     block_size: int | None = None
     """Tokens per block; None is the model's own block size, or the whole text if it has none."""
@@ -109,7 +109,7 @@ class Blockwise(Sampler):
         return self.eos_id
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
-        model_block = require_process(denoiser, Masking, BlockMasking).block_size
+        model_block = require_process(denoiser, Masking, BlockMasking, PerTokenMasking).block_size
         z = init_tokens(denoiser, canvas, any_length=model_block is not None)
         masked = canvas.host_mask(denoiser.vocab.mask_id)
         canvas, has_holes = replace(canvas, masked=masked), masked.any(1)
@@ -123,6 +123,11 @@ class Blockwise(Sampler):
         """Fill the sequences whose first block begins at `first_start`, in `z`."""
         length, exact = z.shape[1], denoiser.process.block_size is not None
         size = self._resolve_block_size(denoiser.process.block_size, length)
+        if isinstance(denoiser.process, PerTokenMasking) and first_start + size < length:
+            raise ValueError(
+                "a model with a schedule for each token writes all positions at once, not block by block:"
+                " leave block_size out"
+            )
         policy = resolve_option(self.cache, CACHE_POLICIES, "cache")
         on_host = canvas.host_mask(denoiser.vocab.mask_id)
         masked, cached = torch.from_numpy(on_host).to(z.device), exact or not isinstance(policy, NoCache)
@@ -183,11 +188,12 @@ class _BlockView(DenoiserWrapper):
         super().__init__(denoiser)
         self.text, self.outer_ids, self.num_initial, self.block = text, outer_ids, num_initial, block
         self.cache_policy, self.cache, self.first_step = cache_policy, cache, True
-        self.outer_process: Masking | BlockMasking = require_process(denoiser, Masking, BlockMasking)
-        self.model_block = self.outer_process.block_size
+        process = denoiser.process
+        assert isinstance(process, Masking | BlockMasking | PerTokenMasking)  # as `Blockwise.run` has checked
+        self.outer_process, self.model_block = process, process.block_size
 
     @property
-    def process(self) -> Masking:
+    def process(self) -> Masking | PerTokenMasking:
         return self.outer_process.inner
 
     def __call__(
@@ -235,9 +241,9 @@ class _BlockView(DenoiserWrapper):
         return context
 
     def _network_time(self, z: Tokens, t: Times, sequence_ids: Tensor) -> Times:
-        """The time of the block for a block diffusion model; that of the whole text, with the masked positions of
-        later blocks, for any other."""
-        if self.model_block is not None:
+        """The time of the block for a block diffusion model, and where there can only be one block; that of the whole
+        text, with the masked positions of later blocks, for any other."""
+        if self.model_block is not None or isinstance(self.outer_process, PerTokenMasking):
             return t
         mask = self.vocab.mask_id
         later = (self.text[self.outer_ids[sequence_ids], self.block.stop :] == mask).sum(1, keepdim=True)

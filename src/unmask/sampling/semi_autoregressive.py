@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.process import Masking, PerTokenMasking
 from unmask.sampling.ancestral import Ancestral
 from unmask.sampling.base import Sampler, resolve_inner_sampler
 from unmask.sampling.canvas import Canvas
@@ -20,6 +21,8 @@ class SemiAutoregressive(Sampler):
     The last window ends where the canvas ends. (A `LanguageModel` generates long texts in windows by itself; this is
     for other strides or windows.)
     """
+
+    processes = (Masking, PerTokenMasking)
 
     stride: int = 512
     """By how many tokens the window moves."""
