@@ -62,6 +62,13 @@ def test_unknown_labels_in_the_test_are_found_before_training(model: str, tmp_pa
     refused(tmp_path, model, "test.csv line 2 has no label", test=test)
 
 
+def test_labels_that_the_test_lacks_are_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = write_csv(tmp_path / "train.csv", HEADER, GOOD)
+    test = write_csv(tmp_path / "test.csv", HEADER, [["abc", "yes"]])
+    assert run_classification(experiment(model, train, test, epochs=1), tmp_path / "run") is not None
+    assert "no row of test has the label no, which the training rows have" in capsys.readouterr().err
+
+
 def test_numbers(model: str, tmp_path: Path) -> None:
     refused(tmp_path, model, "train.csv line 2 has the label 'yes', which is not a finite number", is_number=True)
     same = write_csv(tmp_path / "same.csv", HEADER, [["abc", 1.5], ["bcd", 1.5]])

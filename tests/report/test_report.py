@@ -24,7 +24,7 @@ from unmask.likelihood.step_bounds import step_bounds
 from unmask.objectives import MDLM, SEDD, NextToken
 from unmask.report import ReportConfig, write_report
 from unmask.report._html import render_page
-from unmask.report._measure import _STEP_COUNTS, ReportData, collect
+from unmask.report._measure import _STEP_COUNTS, ReportData, measure_run
 from unmask.report._plots import make_plots
 from unmask.report._plotting import Plot
 from unmask.report._samples import RevealedSample, RevealedToken
@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def contents(run: Path) -> ReportData:
-    return collect(run, QUICK)
+    return measure_run(run, QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_other_objectives_say_why_there_are_no_steps(
 
 
 def test_exact_counts_are_no_hindrance(tmp_path: Path) -> None:
-    found = collect(trained(tmp_path / "even", objective=MDLM(exact_mask_counts=True)), QUICK)
+    found = measure_run(trained(tmp_path / "even", objective=MDLM(exact_mask_counts=True)), QUICK)
     assert [bound.steps for bound in found.step_bounds] == [*_STEP_COUNTS, None]
 
 

@@ -119,6 +119,12 @@ def _describe_data(data: LoadedData, classifier: Classifier, cut: Mapping[str, i
     for name, count in cut.items():
         if count:
             lines.append(f"{count:,} rows of {name} are longer than {classifier.config.max_length} tokens, and are cut")
+    for name, table in data.tests.items():
+        if not data.labels.is_number:
+            seen = {data.labels.names[int(target)] for target in data.targets(table)}
+            missing = [label for label in data.labels.names if label not in seen]
+            if missing:
+                lines.append(f"no row of {name} has the label {', '.join(missing)}, which the training rows have")
     return lines
 
 

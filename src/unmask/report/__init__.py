@@ -46,8 +46,8 @@ def write_report(
     """Write `index.html`, `report.json` and a PNG of each figure to `out` (`run`/report); returns the page.
 
     A run is one of `unmask train`, or of `unmask classify train`. If the former is not finished, its latest checkpoint
-    is measured. An older report is replaced atomically, once
-    the new one is complete. `progress` shows each part of the work.
+    is measured. An older report is replaced atomically, once the new one is complete. `progress` shows each part of
+    the work.
     """
     require_matplotlib()
     folder = Path(run) / "report" if out is None else Path(out)

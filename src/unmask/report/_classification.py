@@ -187,6 +187,8 @@ def _validation_plots(results: Results) -> list[Plot]:
     figures = list(next(iter(epochs.values()))[0]) if epochs else []
 
     def make(figure: str) -> Plot:
+        from matplotlib.ticker import MaxNLocator
+
         def draw(axes: Axes) -> None:
             for number, (name, history) in enumerate(epochs.items()):
                 values = nan_gaps([epoch.get(figure) for epoch in history])
@@ -195,6 +197,7 @@ def _validation_plots(results: Results) -> list[Plot]:
                 best = results.runs[name].best_epoch
                 if best is not None:
                     axes.plot([best], [values[best - 1]], color=INK_COLOR, marker="o", markersize=7, fillstyle="none")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set(xlabel="epoch", ylabel=figure.replace("_", " "))
             axes.legend()
 
