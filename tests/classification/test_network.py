@@ -12,7 +12,17 @@ import transformers
 from torch import Tensor
 
 from labelled import bert_folder, experiment, tiny_lm, write_csv
-from unmask import MDLM, DiTConfig, ModelConfig, Vocab
+from unmask import (
+    MDLM,
+    BackboneConfig,
+    CaduceusConfig,
+    DiMambaConfig,
+    DiTConfig,
+    MambaConfig,
+    ModelConfig,
+    NextToken,
+    Vocab,
+)
 from unmask.classification import ClassifierConfig, SequenceClassifier, load_encoder
 from unmask.classification._experiment import load_data
 from unmask.classification._network import pool
@@ -148,3 +158,32 @@ def test_what_no_output_depends_on_is_frozen() -> None:
     network.freeze_unused()
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
     assert frozen == {"backbone.lm_head.weight", "backbone.lm_head.bias"}
+
+
+COMPLEMENT = (3, 2, 1, 0, 4, 5, 6)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "caduceus-ph", "caduceus-ps", "dimamba"])
+def test_state_space_networks_classify(kind: str) -> None:
+    """Padding does not count; an equivariant network answers alike for both strands; all of the rest is trained."""
+    backbone: BackboneConfig = {
+        "mamba": MambaConfig(width=12, depth=2),
+        "caduceus-ph": CaduceusConfig(width=12, depth=2),
+        "caduceus-ps": CaduceusConfig(width=12, depth=2, equivariant=True, complement_ids=COMPLEMENT),
+        "dimamba": DiMambaConfig(width=12, depth=2, dropout=0.0),
+    }[kind]
+    torch.manual_seed(0)
+    objective = NextToken() if kind == "mamba" else MDLM()
+    network = SequenceClassifier(ClassifierConfig(ModelConfig(Vocab(7, 4), backbone, objective), ("a", "b")))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    network.double().eval().freeze_unused()
+    tokens = torch.tensor([[0, 1, 2, 5, 5], [3, 2, 1, 1, 0]])
+    valid = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
+    together = network(tokens, Context(valid=valid))
+    torch.testing.assert_close(together[:1], network(tokens[:1, :3]))
+    torch.testing.assert_close(together[1:], network(tokens[1:]))
+    other = torch.tensor(COMPLEMENT)[tokens.flip(1)]
+    assert torch.allclose(network(tokens), network(other)) == (kind == "caduceus-ps")
+    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    assert all("lm_head" in name for name in frozen)
