@@ -25,12 +25,12 @@ def tasks_in(folder: Path | None, names: Sequence[str]) -> list[str]:
 
 
 def downstream_scores(
-    trained: TrainedModel, tasks: Sequence[str], folder: Path | None, **changes: Any
+    trained: TrainedModel, tasks: Sequence[str], folder: Path | None, metric: str | None = None, **changes: Any
 ) -> dict[str, Estimate]:
     """The figure of each task in percent, of one classifier from the cell's model with the cell's seed.
 
-    The classifiers are runs below the model's, which resume like it. `changes`: other settings than the task's
-    protocol has.
+    The classifiers are runs below the model's, which resume like it. `metric`: another figure than the task's own;
+    `changes`: other settings than the task's protocol has.
     """
     scores = {}
     for name in tasks:
@@ -41,8 +41,8 @@ def downstream_scores(
         result = run_classification(experiment.with_seed(trained.seed), place, trained.distributed)
         if result is None:
             raise Stopped
-        metric = next(iter(result.evaluations.values())).metrics[task.metric]
-        scores[name] = Estimate(100 * (metric.value or 0.0))
+        figure = next(iter(result.evaluations.values())).metrics[metric or task.metric]
+        scores[name] = Estimate(100 * (figure.value or 0.0))
     return scores
 
 

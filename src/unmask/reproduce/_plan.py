@@ -10,8 +10,6 @@ from unmask.reproduce._cost_model import H100, ModelShape
 from unmask.reproduce._trainings import PILOT_SHARE, RATE_FACTORS
 from unmask.reproduce._vocabulary import Setup, Table, Training
 
-_MEASURING = 0.2
-"""Seconds of a measurement as a share of its training's: a guess."""
 _VOCAB_SIZES = {"hub:gpt2": 50_258, "hub:bert-base-uncased": 30_522}
 
 
@@ -22,7 +20,8 @@ def plan_tables(tables: Sequence[Table], setup: Setup) -> list[dict[str, Any]]:
     for table in tables:
         missing = table.missing(setup)
         trainings = [] if missing else list(table.trainings(setup))
-        new = [training for training in trainings if training.name not in seen]
+        needed = {each.name: each for training in trainings for each in (training.parent, training) if each is not None}
+        new = [training for training in needed.values() if training.name not in seen]
         seen.update(training.name for training in new)
         plans.append(
             {
@@ -31,20 +30,20 @@ def plan_tables(tables: Sequence[Table], setup: Setup) -> list[dict[str, Any]]:
                 "title": table.title,
                 "cells": setup.seeds * len(trainings),
                 "new_trainings": [training.name for training in new],
-                "shared_trainings": [training.name for training in trainings if training not in new],
+                "shared_trainings": [name for name in needed if name not in {each.name for each in new}],
                 "data": table.data,
                 "missing": missing,
-                **(_tiny_cost(trainings, new, setup) if setup.is_tiny else _paper_cost(new, setup)),
+                **(_tiny_cost(table, trainings, new, setup) if setup.is_tiny else _paper_cost(new, setup)),
             }
         )
     return plans
 
 
-def _tiny_cost(trainings: Sequence[Training], new: Sequence[Training], setup: Setup) -> dict[str, Any]:
+def _tiny_cost(table: Table, trainings: Sequence[Training], new: Sequence[Training], setup: Setup) -> dict[str, Any]:
     """Minutes on this machine: cells, pilots of the learning rate, and measurements."""
     pilots = len(RATE_FACTORS) * PILOT_SHARE
     minutes = sum((setup.seeds + pilots) * each.share * each.relative_cost for each in new)
-    minutes += _MEASURING * setup.seeds * sum(each.relative_cost for each in trainings)
+    minutes += table.measuring_cost * setup.seeds * sum(each.relative_cost for each in trainings)
     return {"minutes": round(minutes * setup.minutes, 2)}
 
 

@@ -214,6 +214,8 @@ class Table:
     """Why it cannot be carried out with this setup; None if it can."""
     plot_columns: tuple[str, ...] = ()
     """Columns that the page plots; by default the first."""
+    measuring_cost: float = 0.2
+    """The time of a measurement as a multiple of a cell's minutes: a guess for plans, that decides nothing."""
 
     def cells(self, setup: Setup) -> list[Cell]:
         """All cells, a seed after the other: the table is whole as often as a seed is done."""

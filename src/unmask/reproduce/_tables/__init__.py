@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from unmask.reproduce._tables import ablation, caching, gen_ppl, glue, lm, schedules, ssd_lm, steps, time, zero_shot
+from unmask.reproduce._tables import (
+    ablation,
+    caching,
+    dna,
+    gen_ppl,
+    glue,
+    lm,
+    schedules,
+    ssd_lm,
+    steps,
+    time,
+    zero_shot,
+)
 from unmask.reproduce._vocabulary import Table
 
 TABLES: dict[str, Table] = {
-    module.TABLE.name: module.TABLE
-    for module in (lm, schedules, steps, zero_shot, ablation, time, caching, gen_ppl, ssd_lm, glue)
+    table.name: table
+    for table in (
+        lm.TABLE,
+        schedules.TABLE,
+        steps.TABLE,
+        zero_shot.TABLE,
+        ablation.TABLE,
+        time.TABLE,
+        caching.TABLE,
+        gen_ppl.TABLE,
+        ssd_lm.TABLE,
+        dna.TABLE,
+        glue.TABLE,
+        dna.GENOMIC_TABLE,
+    )
 }
 """By the names that `unmask reproduce` takes, in the order in which `all` carries them out."""

