@@ -20,7 +20,7 @@ from unmask.evaluation.datasets import resolve_dataset
 from unmask.evaluation.evaluate import tokenize_dataset
 from unmask.experiment import Experiment
 from unmask.report import ReportConfig
-from unmask.report._measure import collect
+from unmask.report._measure import measure_run
 from unmask.run import run_experiment
 from unmask.training.config import TrainingConfig
 
@@ -121,4 +121,4 @@ def test_a_run_trains_resumes_exports_and_is_evaluated_with_it(source: str, tmp_
     assert tokenize_dataset(lm, corpus, tmp_path / "a").tokenizer == Codons()
     assert tokenize_dataset(lm, text, tmp_path / "b").tokenizer == Codons()
     config = ReportConfig(windows=1, samples=1, steps=1, replicates=2, sweep_replicates=2)
-    assert collect(tmp_path / "run", config, allow_code=True).name == "run"
+    assert measure_run(tmp_path / "run", config, allow_code=True).name == "run"

@@ -257,7 +257,7 @@ class _RequestScorer:
 
 
 def _merge(chunks: Sequence[_Chunk]) -> list[list[int]]:
-    """BatchSource of chunk numbers: chunks of about the same length together, the longest first."""
+    """Batches of chunk numbers: chunks of about the same length together, the longest first."""
     batches: list[list[int]] = []
     longest = num_rows = 0
     for number in sorted(range(len(chunks)), key=lambda number: -chunks[number].window.length):
