@@ -190,6 +190,7 @@ def test_causal_networks_read_the_last_token(tmp_path: Path, files: dict[str, st
     assert result.evaluations["test"].value("accuracy") > 0.7
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does(files: dict[str, str], tmp_path: Path) -> None:
     alone = run_classification(quick(files, epochs=2, validation_fraction=0.2, dropout=0.0), tmp_path / "one")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", __file__]
