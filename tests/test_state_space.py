@@ -21,7 +21,7 @@ from backbones.test_ssm import CONFIGS, build
 from oracle import chi_square_p_value
 from test_experiment import TEXT
 from unmask import MDLM, Ancestral, Autoregressive, Blockwise, CaduceusConfig, DiMambaConfig, MambaConfig, NextToken
-from unmask.backbones._ssm import SSMConfig, StateSpace
+from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.cli import main
 from unmask.data.loader import Loader, Wrapped
 from unmask.diffusion.categorical import SamplingParams

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unmask import MDLM, CaduceusConfig, DiMambaConfig, MambaConfig, ModelConfig, NextToken, Vocab
-from unmask.backbones._ssm import SelectiveSSM, SSMConfig, StateSpace
+from unmask.backbones._ssm import SelectiveSSM
 from unmask.backbones.base import Backbone
 from unmask.backbones.cache import KVCache, RecurrentCache
 from unmask.backbones.dit import TimeConditioning
+from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.context import Context
 from unmask.model import Denoiser
 from unmask.training._muon import MuonOptimizer

@@ -13,17 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones._ssm import (
-    MambaBlock,
-    MambaMixer,
-    SequenceLayout,
-    SSMBackbone,
-    SSMConfig,
-    describe_blocks,
-    require,
-    select_rows,
-)
+from unmask.backbones._ssm import MambaBlock, MambaMixer, SequenceLayout, SSMBackbone, describe_blocks, select_rows
 from unmask.backbones.base import Capabilities
+from unmask.backbones.state_space import SSMConfig, require
 from unmask.context import Context
 from unmask.ops.linear import Linear, linear
 from unmask.types import Positions, Times, Tokens, Vocab
@@ -42,6 +34,9 @@ class CaduceusConfig(SSMConfig):
     complement of a text is the reverse complement of its prediction."""
     complement_ids: tuple[int, ...] = ()
     """The complement of each token id; most are their own. An equivariant network needs it."""
+    exchanged_head: bool = False
+    """Whether the head reads the strands in each other's place and their channels backwards, as in published
+    equivariant networks with an odd number of blocks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +73,7 @@ class Caduceus(SSMBackbone):
         super().__init__(config, vocab, [MambaBlock(config, mixer) for mixer in mixers])
         self.config = config
         if config.equivariant:
-            self.lm_head: nn.Linear = _StrandHead(self.embedding, config.complement_ids)
+            self.lm_head: nn.Linear = _StrandHead(self.embedding, config)
         else:
             self.lm_head = Linear(config.width, vocab.size, bias=False)
             self.lm_head.weight = self.embedding.weight
@@ -119,18 +114,19 @@ class Caduceus(SSMBackbone):
 class _StrandHead(nn.Linear):
     """logits[v] = <E_v, h(x)> + <E_complement(v), h(rc(x))>: a linear layer whose weight is made of the embedding."""
 
-    def __init__(self, embedding: nn.Embedding, complement: tuple[int, ...]) -> None:
+    def __init__(self, embedding: nn.Embedding, config: CaduceusConfig) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = 2 * embedding.embedding_dim, embedding.num_embeddings
         self.bias = None  # type: ignore[assignment]
-        self._complement = list(complement)
+        self._complement, self._exchanged = list(config.complement_ids), config.exchanged_head
         self._embedding = (embedding,)  # in a tuple: it is the backbone's module, and not this layer's
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """[V, 2 width]."""
         matrix = self._embedding[0].weight
-        return torch.cat([matrix, matrix[self._complement]], dim=1)
+        strands = [matrix, matrix[self._complement]]
+        return torch.cat([each.flip(1) for each in reversed(strands)] if self._exchanged else strands, dim=1)
 
     def forward(self, input: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., 2 width]."""

@@ -13,15 +13,14 @@ from unmask.backbones._ssm import (
     MambaMixer,
     SequenceLayout,
     SSMBackbone,
-    SSMConfig,
     describe_blocks,
-    require,
     select_rows,
     zero_linear,
 )
 from unmask.backbones.base import Capabilities
 from unmask.backbones.dit import TimeConditioning
 from unmask.backbones.layers import TimeEmbedding
+from unmask.backbones.state_space import SSMConfig, require
 from unmask.context import Context
 from unmask.ops.linear import Linear
 from unmask.types import Positions, Times, Vocab

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from unmask.pretrained.formats.base import Format
 from unmask.pretrained.formats.bd3lm import BD3LM_FORMAT
+from unmask.pretrained.formats.caduceus import CADUCEUS_FORMAT
+from unmask.pretrained.formats.dimamba import DIMAMBA_FORMAT
 from unmask.pretrained.formats.dream import DREAM_FORMAT
 from unmask.pretrained.formats.llada import LLADA_FORMAT
+from unmask.pretrained.formats.mamba import MAMBA_FORMAT, MAMBA_SSM_FORMAT
 from unmask.pretrained.formats.mdlm import MDLM_FORMAT
 
 FORMATS: dict[str, Format] = {
-    format_.model_type: format_ for format_ in (BD3LM_FORMAT, LLADA_FORMAT, DREAM_FORMAT, MDLM_FORMAT)
+    format_.model_type: format_
+    for format_ in (
+        BD3LM_FORMAT,
+        LLADA_FORMAT,
+        DREAM_FORMAT,
+        MDLM_FORMAT,
+        CADUCEUS_FORMAT,
+        MAMBA_FORMAT,
+        MAMBA_SSM_FORMAT,
+        DIMAMBA_FORMAT,
+    )
 }
 
 __all__ = ["FORMATS", "Format"]
