@@ -74,7 +74,10 @@ def test_so_does_one_with_exact_mask_counts(kind: type[MDLM | SEDD | BlockDiffus
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_so_does_one_of_many_micro_batches(name: str) -> None:
-    assert reads_of_a_step(OBJECTIVES[name](), padded=True, micro=2) <= 2
+    """But for masks that depend on learned schedules, which are on the device: these are read for each of four."""
+    objective: Objective = OBJECTIVES[name]()
+    most = 2 if objective.new_parameters(VOCAB) is None else 1 + ROWS // 2
+    assert reads_of_a_step(objective, padded=True, micro=2) <= most
 
 
 def test_so_does_one_of_a_network_that_predicts_the_next_token() -> None:

@@ -22,7 +22,7 @@ from unmask.data.loader import Loader
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Schedule
-from unmask.likelihood._estimate import to_host
+from unmask.likelihood._estimate import NatsEstimator, to_host
 from unmask.objectives.base import MaskedObjective, Noise, Objective, corrupt_batch
 from unmask.types import Batch
 
@@ -105,9 +105,10 @@ def one_draw_stats(
     if num_windows < 2:
         raise ValueError(f"a variance over texts needs at least 2 of them; there are {num_windows}")
     rows: list[NDArray[np.float64]] = []
+    device = NatsEstimator(denoiser, objective).device
     for start in range(0, num_windows, loader.batch_size):
         batch = loader.sequential_batch(start, loader.batch_size, num_windows=num_windows)
-        batch = replace(batch, row_offset=0, global_batch_size=None)
+        batch = replace(batch, row_offset=0, global_batch_size=None).to(device)
         randoms = (np.random.default_rng([config.seed, r, start]) for r in range(config.replicates))
         draws = [
             to_host(_one_draw_bits(denoiser, masked, batch, *_draw_noise(batch, random, config))) for random in randoms
@@ -136,11 +137,10 @@ def _one_draw_bits(
 
     A network that is told the time gets the one at which its own schedule has as many masks.
     """
-    device, own = batch.tokens.device, denoiser.process
+    own, host = denoiser.process, batch.on_host
     assert isinstance(own, Masking)
-    noise = Noise(u.to(device), torch.ones_like(u, device=device), uniform.to(device))
-    level, uniform = objective.level_of(denoiser, noise, batch.loss_mask)
-    z = corrupt_batch(objective.process, batch, level.alpha, uniform, denoiser.vocab)
+    level, uniform = objective.level_of(denoiser, Noise(u, torch.ones_like(u), uniform), host.loss_mask)
+    z = corrupt_batch(objective.process, host, level.alpha, uniform, denoiser.vocab)
     if objective.schedule != own.schedule:
         level = level._replace(t=own.schedule.inverse(level.alpha))
     nats = objective.weighted_nll(denoiser, batch, z, level).double().sum(1)

@@ -23,11 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise_level import MAX_STEPS, validate_steps
 from unmask.diffusion.process import PerTokenMasking
@@ -145,9 +147,9 @@ class GenMD4(Objective):
         log_p = level.log_mask_prob(schedule.power[x])
         masked = (uniform < log_p.detach().exp()) & loss_mask
         nll = self._masked_nll(denoiser, batch, schedule, level, masked)
-        mean = nll.mean(0)
+        mean = nll.sum(0)
         if log_p.requires_grad:
-            score = _score_term(nll.detach(), log_p, masked, loss_mask).to(mean)
+            score = _score_term(len(uniform) * nll.detach(), log_p, masked, loss_mask).to(mean)
             mean = mean + (score - score.detach())
         if self.published_reconstruction:
             mean = mean + torch.where(loss_mask, _reconstruction_nll(schedule, x, denoiser.vocab), 0).to(mean)
@@ -161,26 +163,35 @@ class GenMD4(Objective):
         level: TokenNoiseLevel,
         masked: Bool[Tensor, "draws B L"],
     ) -> Float[Tensor, "draws B L"]:
-        """The nats of the masked tokens in each draw, zero elsewhere: one call reads all draws."""
+        """The share of the masked tokens of each draw in the mean nats, zero elsewhere: one call for all draws.
+
+        (Shares, because a division afterwards would hide from `chunked_head` that all rows have one gradient.)
+        Masks depend on learned schedules, so unlike those of other objectives they are read from the device.
+        """
         draws = len(masked)
         z = torch.where(masked, denoiser.vocab.mask_id, batch.tokens).flatten(0, 1)
-        queries = Queries.from_mask(masked.flatten(0, 1))
-
-        def repeated(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.repeat(draws, 1)
+        queries = Queries.from_host(masked.flatten(0, 1).cpu().numpy(), masked.device)
 
         def gathered(values: Tensor) -> Tensor:
             return queries.gather(values.repeat(draws, 1))
 
         log_stay = None if level.log_stay is None else tuple(gathered(values) for values in level.log_stay)
         row_fn = _TokenRateNLL(
-            gathered(batch.tokens), schedule.power, gathered(level.weight), gathered(level.own_rates), log_stay
+            gathered(batch.tokens), schedule.power, gathered(level.weight) / draws, gathered(level.own_rates), log_stay
         )
-        context = replace(
-            batch.context, valid=repeated(batch.context.valid), document_ids=repeated(batch.context.document_ids)
-        )
-        nll = denoiser(z, level.t.repeat(draws, 1), queries, context, row_fn=row_fn)
+        nll = denoiser(z, level.t.repeat(draws, 1), queries, _repeat_context(batch.context, draws), row_fn=row_fn)
         return scatter_rows(nll, queries).view(masked.shape)
+
+
+def _repeat_context(context: Context, draws: int) -> Context:
+    """The context of `draws` copies of the sequences, one after another."""
+    valid, document_ids, on_host = context.valid, context.document_ids, context.valid_on_host
+    return replace(
+        context,
+        valid=None if valid is None else valid.repeat(draws, 1),
+        document_ids=None if document_ids is None else document_ids.repeat(draws, 1),
+        valid_on_host=None if on_host is None else np.tile(on_host, (draws, 1)),
+    )
 
 
 @dataclass(frozen=True)
