@@ -232,8 +232,9 @@ BAD: dict[str, tuple[Call, str]] = {
 )
 def test_a_text_of_another_alphabet_is_refused_everywhere(call: Call) -> None:
     lm = LanguageModel.from_config(TINY, MDLM(), Tokenizer.dna())
-    refused(lambda: call(lm), r"of \d+ characters are unknown to the tokenizer .* would become N, more than 5%")
-    assert lm.score("ACGTNRacgt", draws=16).tokens == 10
+    refused(lambda: call(lm), r"of \d+ characters are unknown to the tokenizer .* would become \[UNK\], more than 5%")
+    assert lm.score("ACGTNRacgt", draws=16).tokens == 9  # N is not counted
+    refused(lambda: lm.score(["ACGT", "NNN"]), r"text 1 has only tokens that are not counted, as N in DNA")
 
 
 @pytest.mark.parametrize(("call", "sentence"), BAD.values(), ids=list(BAD))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
 import shlex
 import shutil
@@ -70,6 +71,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("train", "dev"):
         lines = [review.replace(",", "\t") for review in ["sentence,label\n", *reviews]]
         (folder / "glue" / "SST-2" / f"{part}.tsv").write_text("".join(lines))
+    bases = random.Random(0).choices("ACGT", k=12_000)
+    genome = f">chr1\n{''.join(bases[:8000])}\n>chr2\n{''.join(bases[8000:])}\n"
+    (folder / "genome.fa.gz").write_bytes(gzip.compress(genome.encode()))
+    (folder / "regions.bed").write_text("chr1\t0\t2000\ttrain\nchr1\t3000\t7000\ttrain\nchr2\t9\t1500\tvalid\n")
     write_reference_model(folder / "my_causal_model", "gpt2")
     trained = run_in_shell(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)
     assert trained.returncode == 0, trained.stderr

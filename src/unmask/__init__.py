@@ -29,10 +29,12 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.dit import TimeConditioning as TimeConditioning
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
     from unmask.backbones.mamba import MambaConfig as MambaConfig
+    from unmask.backbones.mosaic_bert import MosaicBERTConfig as MosaicBERTConfig
     from unmask.baselines import SSDLM as SSDLM
     from unmask.baselines import Plaid as Plaid
     from unmask.classification import load_classifier as load_classifier
     from unmask.data.loader import RowLayout as RowLayout
+    from unmask.data.loader.genome import GenomeWindows as GenomeWindows
     from unmask.data.loader.layouts import PerDocument as PerDocument
     from unmask.data.loader.layouts import Wrapped as Wrapped
     from unmask.data.loader.prompt_completion import PromptCompletionRows as PromptCompletionRows
@@ -57,6 +59,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.d3pm import D3PM as D3PM
     from unmask.objectives.genmd4 import GenMD4 as GenMD4
     from unmask.objectives.mdlm import MDLM as MDLM
+    from unmask.objectives.mlm import MLM as MLM
     from unmask.objectives.next_token import NextToken as NextToken
     from unmask.objectives.sedd import SEDD as SEDD
     from unmask.objectives.uniform_diffusion import UniformDiffusion as UniformDiffusion

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unmask.backbones.dit import DiTConfig, LocalInit
+from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import PrepareConfig
-from unmask.data.loader import PerDocument, PromptCompletionRows, Wrapped
+from unmask.data.loader import GenomeWindows, PerDocument, PromptCompletionRows, Wrapped
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.experiment import Experiment
-from unmask.objectives import MDLM
+from unmask.objectives import MDLM, MLM
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening
 from unmask.training.lora import LoRA
@@ -128,13 +129,39 @@ def owt_small() -> Experiment:
 
 
 def dna() -> Experiment:
-    """A genome, base by base, in windows of 1,024."""
+    """A genome, base by base, in windows of 1,024 on either strand."""
     return Experiment(
         sources=("genome.fa.gz",),
         tokenizer="dna",
         backbone=DiTConfig(width=256, depth=8, heads=8, max_length=1024),
-        layout=Wrapped(1024),
+        layout=GenomeWindows(1024),
         training=_MDLM_TRAINING,
+    )
+
+
+def dna_tiny() -> Experiment:
+    """A genome (--sources genome.fa.gz), base by base, on either strand: a 4 x 128 model for a laptop."""
+    experiment = _small_model_recipe("genome.fa.gz", "dna", width=128, heads=4, length=256, steps=400)
+    return replace(experiment, layout=GenomeWindows(256))
+
+
+def mosaicbert() -> Experiment:
+    """C4 with BERT's vocabulary, MosaicBERT trained by MLM: the paper's BERT before its fine-tuning with MDLM."""
+    return Experiment(
+        sources=("hub:allenai/c4:en",),
+        tokenizer="hub:bert-base-uncased",
+        backbone=MosaicBERTConfig(max_length=128),
+        objective=MLM(fraction=0.3),
+        layout=PerDocument(128),
+        prepare=PrepareConfig(first_token="[CLS]"),
+        training=TrainingConfig(
+            steps=70_000,
+            batch_size=4096,
+            optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), weight_decay=1e-5, eps=1e-6),
+            warmup_steps=4200,
+            lr_schedule=LinearDecay(min_factor=0.02),
+            ema_decay=0.0,
+        ),
     )
 
 
@@ -179,6 +206,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "lm1b": lm1b,
     "owt-small": owt_small,
     "dna": dna,
+    "dna-tiny": dna_tiny,
+    "mosaicbert": mosaicbert,
     "finetune": finetune,
     "sft": sft,
 }

@@ -147,6 +147,8 @@ class Vocab:
     """The id of the mask, which is never data."""
     eos_id: int | None = None
     """The id of the end-of-text token; None if there is none."""
+    context_ids: tuple[int, ...] = ()
+    """Ids that are read but never predicted, such as N in DNA: no loss is counted on them, no sampler writes them."""
 
     def __post_init__(self) -> None:
         if self.size < 2:
@@ -158,6 +160,13 @@ class Vocab:
                 f"the end-of-text id {self.eos_id} must be in the vocabulary 0..{self.size - 1},"
                 f" and different from the mask id {self.mask_id}"
             )
+
+        for id_ in self.context_ids:
+            if not (0 <= id_ < self.size and id_ != self.mask_id):
+                raise ValueError(
+                    f"the id {id_} that is only context must be in the vocabulary 0..{self.size - 1}, and not the"
+                    f" mask, {self.mask_id}"
+                )
 
     def validate(self, tokens: Tokens, *, clean: bool = False) -> None:
         """ValueError for ids outside the vocabulary and, if the tokens must be `clean`, for the mask id."""
@@ -233,13 +242,24 @@ class Batch:
         return len(self.tokens)
 
     def checked(self, vocab: Vocab) -> Batch:
-        """The same batch, marked as checked; ValueError for ids outside the vocabulary, and for the mask id anywhere
-        but on padding."""
+        """The same batch, marked as checked, with the vocabulary's context ids as given tokens; ValueError for ids
+        outside the vocabulary, and for the mask id anywhere but on padding."""
         if self.checked_vocab == vocab:
             return self
+        if self._host is not None:
+            return self._host.checked(vocab).to(self.tokens.device)
         vocab.validate(self.tokens)
         vocab.validate(self.tokens if self.valid is None else self.tokens[self.valid], clean=True)
-        return replace(self, checked_vocab=vocab)
+        return replace(self, checked_vocab=vocab, prompt_mask=self._given_tokens(vocab.context_ids))
+
+    def _given_tokens(self, context_ids: tuple[int, ...]) -> Tensor | None:
+        """The prompt mask, True also on these ids; None if it would be False everywhere."""
+        if not context_ids:
+            return self.prompt_mask
+        context = torch.isin(self.tokens, torch.tensor(context_ids, device=self.tokens.device))
+        if not bool(context.any()):
+            return self.prompt_mask
+        return context if self.prompt_mask is None else self.prompt_mask | context
 
     @property
     def on_host(self) -> Batch:

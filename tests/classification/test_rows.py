@@ -44,9 +44,10 @@ def test_without_a_template_a_text_ends_with_the_end_of_text() -> None:
     bytes_ = RowEncoder(Tokenizer.bytes(), None)
     assert bytes_.encode([("ab",)]).ids[0].tolist() == [97, 98, 0]
     assert bytes_.encode([("a", "b")]).ids[0].tolist() == [97, 0, 98, 0]
-    assert RowEncoder(DNA, None).encode([("ACGT",)]).ids[0].tolist() == [0, 1, 2, 3]
+    assert RowEncoder(DNA, None).encode([("ACGT",)]).ids[0].tolist() == [7, 8, 9, 10]  # on either strand
+    assert RowEncoder(DNA, None).encode([("A", "C")]).ids[0].tolist() == [7, 1, 8, 1]
     with pytest.raises(ValueError, match="no token to put between two texts"):
-        RowEncoder(DNA, None).encode([("A", "C")])
+        RowEncoder(Tokenizer.protein(), None).encode([("A", "C")])
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(5, 16))
@@ -105,7 +106,7 @@ def test_half_of_the_rows_are_read_on_the_other_strand() -> None:
     batches = TrainingBatches(rows, np.zeros(200), 200, 0, 0, complement=encoder.complement)
     read = {DNA.decode(row.tolist()) for row in batches.batch(0, 0, 200).tokens}
     assert read == {"AAC", "GTT"}
-    share = (batches.batch(0, 0, 200).tokens[:, 0] == 2).float().mean()
+    share = (batches.batch(0, 0, 200).tokens[:, 0] == 9).float().mean()
     assert 0.4 < share < 0.6
 
 

@@ -238,23 +238,23 @@ def test_english_is_not_dna(command: Command, tmp_path: Path) -> None:
     assert done.code == 2
     assert done.err.startswith(f"unmask: {tmp_path}/a.txt: 2,500 of 4,200 characters are unknown to the tokenizer")
     assert "(' ' 900, 'o' 500, 'e' 400, " in done.err
-    assert "would become N, more than 5%; it has 'ACGNT'" in done.err
+    assert "would become [UNK], more than 5%; it has 'ACGNT'" in done.err
     assert "--allow-unknown" in done.err
     assert not (tmp_path / "out").exists()
     done = prepared(command, tmp_path, "a.txt", text, "--tokenizer", "dna", "--allow-unknown")
     assert done.code == 0
     assert "note: 2,500 of 4,200 characters are unknown to the tokenizer (' ' 900, " in done.out
     done = prepared(command, tmp_path, "a.fa", ">a\n" + "ACGTN" * 100 + "RRYX", "--tokenizer", "dna")
-    assert "note: 1 of 504 characters is unknown to the tokenizer ('X' 1) and becomes N\n" in done.out
+    assert "note: 1 of 504 characters is unknown to the tokenizer ('X' 1) and becomes [UNK]\n" in done.out
     assert "note: 3 of 504 characters are codes for several bases" in done.out
 
 
 def test_reads_and_proteins_are_prepared(command: Command, tmp_path: Path) -> None:
     reads = "".join(f"@read {i}\nACGTACGT\n+\nIIIIIIII\n" for i in range(40))
     done = prepared(command, tmp_path, "a.fastq", reads, "--tokenizer", "dna")
-    assert "train: 304 tokens in 38 documents" in done.out
+    assert "train: 342 tokens in 38 documents" in done.out
     assert "note" not in done.out
-    assert "held-out text: 2 documents, 16 tokens, 5.00% of the text (5.00% asked for)" in done.out
+    assert "held-out text: 2 documents, 18 tokens, 5.00% of the text (5.00% asked for)" in done.out
     done = prepared(command, tmp_path, "a.faa", ">a\nMKVLAAGIV*\n", "--tokenizer", "protein")
     assert "vocabulary: 29 with the mask" in done.out
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -92,7 +93,7 @@ def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
     raw = np.fromfile(tmp_path / "out" / "train-00000.bin", "<u2")
     assert raw.tolist() == corpus.splits["train"].read(0, corpus.splits["train"].num_tokens).tolist()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["format"] == "unmask-corpus-4"
+    assert manifest["format"] == "unmask-corpus-5"
     assert manifest["sources"][0]["fingerprint"].startswith("text sha256:")
     assert (manifest["dtype"], manifest["tokenizer"]["vocab_size"]) == ("uint16", 256)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "source.txt"], "nothing is left over"
@@ -102,11 +103,13 @@ def test_what_is_in_the_folder(source: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_separator_documents_abut(tmp_path: Path) -> None:
-    (tmp_path / "a.fa").write_text(">1\nACG\n>2\nNnr\n>3\nT\n")
-    corpus = prepare([str(tmp_path / "a.fa")], tmp_path / "out", "dna", ALL)
+    (tmp_path / "a.fa").write_text(">1\nACD\n>2\nXx?\n>3\nE\n")
+    corpus = prepare(
+        [str(tmp_path / "a.fa")], tmp_path / "out", "protein", dataclasses.replace(ALL, allow_unknown=True)
+    )
     train = corpus.splits["train"]
     assert corpus.eos_id is None
-    assert train.read(0, train.num_tokens).tolist() == [0, 1, 2, 4, 4, 4, 3]
+    assert train.read(0, train.num_tokens).tolist() == [0, 1, 2, 22, 22, 22, 3]
     assert train.document_ends.tolist() == [3, 6, 7]
     assert list(corpus.splits) == ["train"]
 
@@ -464,7 +467,8 @@ def test_a_real_genome(tmp_path: Path) -> None:
     genome = DATA / "dna" / "genomes" / "ecoli_k12_mg1655.fa.gz"
     corpus = prepare([str(genome)], tmp_path / "out", "dna")
     train, valid = corpus.splits["train"], corpus.splits["valid"]
-    assert train.num_tokens + valid.num_tokens == train.text_stats.bytes + valid.text_stats.bytes == 4_639_675
+    assert train.num_tokens + valid.num_tokens == 4_639_675 + 1  # with the [SEP] after the last base
+    assert train.text_stats.bytes + valid.text_stats.bytes == 4_639_675
     assert 0.04 < valid.num_tokens / 4_639_675 < 0.12
     assert corpus.tokenizer.decode(train.read(0, 20).tolist()) == "AGCTTTTCATTCTGACTGCA"
 

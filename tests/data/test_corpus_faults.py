@@ -242,11 +242,11 @@ DAMAGE = {
     ),
     "other manifest": (
         lambda out: (out / "manifest.json").write_text("[]"),
-        r"manifest\.json is not in the format 'unmask-corpus-4' of this version: prepare the corpus again$",
+        r"manifest\.json is not in the format 'unmask-corpus-5' of this version: prepare the corpus again$",
     ),
     "old manifest": (
         lambda out: edit(out / "manifest.json", format="unmask-corpus-0"),
-        r"manifest\.json is not in the format 'unmask-corpus-4' of this version: prepare the corpus again$",
+        r"manifest\.json is not in the format 'unmask-corpus-5' of this version: prepare the corpus again$",
     ),
     "no checksum": (
         lambda out: edit(out / "manifest.json", sha256=None),

@@ -170,9 +170,9 @@ def test_what_has_no_columns_or_ends_is_refused(source: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"^stdlib has no columns to take pairs from; "):
         found("stdlib", PromptCompletion())
     with pytest.raises(
-        ValueError, match=r"^the tokenizer dna has no end-of-text token, which prompt-completion pairs need$"
+        ValueError, match=r"^the tokenizer protein has no end-of-text token, which prompt-completion pairs need$"
     ):
-        prepare([str(source)], tmp_path / "out", "dna", PAIRS)
+        prepare([str(source)], tmp_path / "out", "protein", PAIRS)
     with pytest.raises(ValueError, match=r"^prompt and completion must be two columns; got 'a' for both$"):
         PromptCompletion("a", "a")
 

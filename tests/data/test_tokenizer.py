@@ -16,6 +16,7 @@ from tokenizers import models, pre_tokenizers, processors
 from unmask.data.tokenizers import Tokenizer, get_tokenizer
 from unmask.data.tokenizers._backends import BPE_EOS_TOKEN
 from unmask.data.tokenizers._unknown_stats import UnknownStats
+from unmask.types import Vocab
 
 WHITE = " two  spaces\ttab\nline\r\n\n  indented \u00a0 end \n"
 BYTES = Tokenizer.bytes()
@@ -172,10 +173,58 @@ def test_half_a_character_is_refused(tokenizer: Tokenizer) -> None:
 
 
 def test_dna() -> None:
+    """Caduceus' ids; the examples are those of its own tokenizer, without the [SEP] that ends a document here."""
     dna = Tokenizer.dna()
-    assert dna.vocab_size == 5
-    assert dna.encode("ACGTN") == [0, 1, 2, 3, 4]
-    assert dna.decode(dna.encode("acgtnRYx-\né", allow_unknown=True)) == "ACGTNNNNNNN"
+    special = ["[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]"]
+    assert dna.vocab == {token: i for i, token in enumerate([*special, *"ACGTN"])}
+    assert dna.special_tokens == {*special}
+    assert (dna.vocab_size, dna.eos_id, dna.mask_id, dna.unk_token) == (12, 1, 3, "[UNK]")
+    assert dna.encode("ACGTN") == [7, 8, 9, 10, 11]
+    assert dna.encode("acgtnRX", allow_unknown=True) == [7, 8, 9, 10, 11, 6, 6]
+    assert dna.decode(dna.encode("acgtnRYx-\né", allow_unknown=True)) == "ACGTN" + "[UNK]" * 6
+    assert dna.encode("[CLS]" + "A" * 95, allow_unknown=True)[:5] == [6, 8, 6, 6, 6]  # nothing in a text fakes a token
+    assert dna.encode("[CLS]ACG[SEP]", parse_special_tokens=True) == [0, 7, 8, 9, 1]
+
+
+def test_a_dna_model_has_caduceus_vocabulary() -> None:
+    dna = get_tokenizer("dna")
+    assert dna.complement_ids == (0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11, 12, 13, 14, 15)
+    assert dna.model_vocab == Vocab(size=16, mask_id=3, eos_id=1, context_ids=(0, 2, 4, 5, 11))
+    bases = Tokenizer.characters("ACGTRY")
+    assert bases.complement_ids == (4, 2, 1, 5, 0, 3, 6)  # A C G R T Y, and the mask
+    assert bases.context_ids == (3, 5)
+    for other in ("protein", "text8", "bytes"):
+        assert get_tokenizer(other).complement_ids is None
+        assert get_tokenizer(other).context_ids == ()
+        assert get_tokenizer(other).mask_id is None
+
+
+def test_a_tokenizer_with_a_mask_gives_it_to_the_model() -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0, "[MASK]": 1, "b": 2}, unk_token="a"))
+    assert Tokenizer(words).model_vocab == Vocab(size=4, mask_id=3)  # a word like any other
+    words.add_special_tokens(["[MASK]"])
+    assert Tokenizer(words).model_vocab == Vocab(size=3, mask_id=1)
+
+
+@given(st.text("ACGTNacgtn", max_size=60))
+def test_dna_comes_back_in_upper_case(text: str) -> None:
+    dna = Tokenizer.dna()
+    ids = dna.encode(text)
+    assert dna.decode(ids) == text.upper()
+    assert dna.encode_batch([text])[0].tolist() == ids
+    again = Tokenizer(tokenizers.Tokenizer.from_str(dna.to_json()))
+    assert (again.encode(text), again.complement_ids, again.digest) == (ids, dna.complement_ids, dna.digest)
+
+
+@given(st.text("ACGTN", max_size=60))
+def test_the_complement_of_the_complement_is_the_text(text: str) -> None:
+    dna = Tokenizer.dna()
+    complement = dna.complement_ids
+    assert complement is not None
+    assert all(complement[complement[i]] == i for i in range(16))
+    strand = [complement[i] for i in reversed(dna.encode(text))]
+    assert dna.decode(strand) == text.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+    assert [complement[i] for i in reversed(strand)] == dna.encode(text)
 
 
 def test_protein() -> None:
@@ -226,7 +275,7 @@ def test_what_is_unknown_is_counted(tokenizer: Tokenizer, text: str, counts: dic
         (
             Tokenizer.dna(),
             "hello world",
-            r"^7 of 11 characters are unknown .*\('l' 3, 'o' 2, .*would become N, mor",
+            r"^7 of 11 characters are unknown .*\('l' 3, 'o' 2, .*would become \[UNK\], more than 5%; it has 'ACGNT'",
         ),
         (Tokenizer.dna(), "ACGUUGCA", r"^2 of 8 characters are unknown to the tokenizer \('U' 2\)"),
         (
@@ -256,8 +305,8 @@ def test_a_text_of_another_alphabet_is_refused(tokenizer: Tokenizer, text: str, 
 
 def test_a_few_unknown_characters_are_told(caplog: pytest.LogCaptureFixture) -> None:
     dna = Tokenizer.dna()
-    assert dna.encode("ACGT" * 10 + "X") == [0, 1, 2, 3] * 10 + [4]
-    assert caplog.messages == ["1 of 41 characters is unknown to the tokenizer ('X' 1) and becomes N"]
+    assert dna.encode("ACGT" * 10 + "X") == [7, 8, 9, 10] * 10 + [6]
+    assert caplog.messages == ["1 of 41 characters is unknown to the tokenizer ('X' 1) and becomes [UNK]"]
     caplog.clear()
     dna.encode("ACGTRYN")
     (note,) = caplog.messages
@@ -326,7 +375,8 @@ def test_bpe_needs_a_token_for_every_byte() -> None:
         (BYTES, 0),
         (Tokenizer.characters("ab\n"), 0),
         (Tokenizer.characters("ab"), None),
-        (Tokenizer.dna(), None),
+        (Tokenizer.dna(), 1),
+        (Tokenizer.protein(), None),
         (BPE, 0),
         (
             Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "[SEP]": 1, "</s>": 2}, unk_token="a"))),

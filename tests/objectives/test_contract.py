@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -94,6 +94,31 @@ def test_padding_and_given_tokens_are_neither_noised_nor_counted(kind: type[Obje
     if not isinstance(objective, NextToken):  # its input is the text one place late
         draws = [draw for z in seen for draw in z.split(len(x))]  # a call may read more than one
         assert all(torch.equal(draw[:, :3], x[:, :3]) for draw in draws)
+
+
+@KINDS
+def test_context_ids_are_neither_noised_nor_counted(kind: type[Objective]) -> None:
+    """As N in DNA: such tokens are read, and cost nothing."""
+    objective = kind()
+    config = tiny_models.tiny_denoiser(objective).config
+    model = replace(config, vocab=replace(config.vocab, context_ids=(5, 6))).build().double().eval()
+    seen: list[torch.Tensor] = []
+
+    class Watched(tiny_models.CountingDenoiser):
+        def __call__(
+            self, z: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, *rest: object, **options: object
+        ) -> torch.Tensor:  # type: ignore[override]
+            seen.append(z)
+            return super().__call__(z, t, positions, *rest, **options)
+
+    x = tokens(30)
+    context = (x == 5) | (x == 6)
+    nats = objective.token_nll(Watched(model), Batch(x), generator())
+    assert (nats[context] == 0).all()
+    assert (nats[~context] != 0).any()
+    if not isinstance(objective, NextToken):
+        draws = [draw[:, : x.shape[1]] for z in seen for draw in z.split(len(x))]
+        assert all(torch.equal(draw[context], x[context]) for draw in draws)
 
 
 @KINDS

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.dit import DiTConfig as DiTConfig
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
     from unmask.backbones.mamba import MambaConfig as MambaConfig
+    from unmask.backbones.mosaic_bert import MosaicBERTConfig as MosaicBERTConfig
 
 BACKBONES: Family[BackboneConfig] = Family(
     "unmask.backbones.base:BackboneConfig",
@@ -23,6 +24,7 @@ BACKBONES: Family[BackboneConfig] = Family(
         "dit": "unmask.backbones.dit:DiTConfig",
         "hf": "unmask.backbones.hf:HFBackboneConfig",
         "mamba": "unmask.backbones.mamba:MambaConfig",
+        "mosaic-bert": "unmask.backbones.mosaic_bert:MosaicBERTConfig",
     },
 )
 

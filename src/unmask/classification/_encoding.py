@@ -23,7 +23,6 @@ _Ids: TypeAlias = NDArray[np.int64]
 _PAD_TOKENS = ("[PAD]", "<pad>")
 _PROBES = ("A", "a", "0")
 """Short texts; one of them has a token in every vocabulary that is known."""
-_COMPLEMENTS = {"A": "T", "C": "G", "G": "C", "T": "A", "N": "N"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class EncodedRows:
 class RowEncoder:
     """Encodes one or two texts of a row as the tokenizer's own template says, such as [CLS] a [SEP] b [SEP].
 
-    A tokenizer without a template gets the end-of-text token after every text, where it has one.
+    A tokenizer without a template gets the end-of-text token after every text, where it has one; a single text of DNA
+    gets none, as it would be at the other end of the other strand.
     """
 
     def __init__(self, tokenizer: BaseTokenizer, max_length: int | None) -> None:
@@ -101,16 +101,8 @@ class RowEncoder:
     @cached_property
     def complement(self) -> _Ids | None:
         """The id of the complementary base of each id, if the tokenizer is one of DNA; other ids are their own."""
-        letters = {token: id_ for token, id_ in self.tokenizer.vocab.items() if len(token) == 1}
-        if set(letters) not in (set("ACGT"), set("ACGTN")):
-            return None
-        others = [token for token in self.tokenizer.vocab if len(token) > 1 and token.isalpha()]
-        if others:  # a vocabulary of words or k-mers
-            return None
-        complement = np.arange(self.tokenizer.vocab_size)
-        for letter, id_ in letters.items():
-            complement[id_] = letters[_COMPLEMENTS[letter]]
-        return complement
+        known = self.tokenizer.complement_ids
+        return None if known is None else np.array(known, np.int64)
 
     def _build(self, template: _Template, parts: list[_Ids]) -> tuple[_Ids, _Ids, slice, bool]:
         """Ids, segments, the place of the first text, and whether anything was cut."""
@@ -151,7 +143,7 @@ class RowEncoder:
 
     @cached_property
     def _single_template(self) -> _Template:
-        return self._probe(is_pair=False) or _Template(suffix=self._end)
+        return self._probe(is_pair=False) or _Template(suffix=() if self.complement is not None else self._end)
 
     @cached_property
     def _pair_template(self) -> _Template:

@@ -39,6 +39,9 @@ AllowCodeFlag = Annotated[
 ]
 
 
+BothStrandsFlag = Annotated[bool, Option(help="For DNA: average predictions over both strands, at twice the cost.")]
+
+
 def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool = False) -> LanguageModel:
     """The model in a folder. torch is imported here, so that --help does not need it."""
     from unmask.pretrained import load
@@ -48,12 +51,15 @@ def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool =
 
 
 @contextmanager
-def load_distributed(folder: Path, allow_code: bool = False) -> Iterator[tuple[LanguageModel, bool]]:
+def load_distributed(
+    folder: Path, allow_code: bool = False, both_strands: bool = False
+) -> Iterator[tuple[LanguageModel, bool]]:
     """The model, its work split over the processes of `torchrun`; and whether this process prints."""
     from unmask.distributed import init_distributed
 
     with init_distributed() as distributed:
-        yield load_model(folder, allow_code=allow_code).distribute(distributed), distributed.is_main
+        lm = load_model(folder, allow_code=allow_code).distribute(distributed)
+        yield lm.with_both_strands() if both_strands else lm, distributed.is_main
 
 
 def allow_imports(allow: bool = True) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unmask.cli._arguments import (
     AllowCodeFlag,
+    BothStrandsFlag,
     Count,
     JsonFlag,
     ModelPath,
@@ -51,6 +52,7 @@ def evaluate(
     field: str = "text",
     column: str = "text",
     seed: int = 0,
+    both_strands: BothStrandsFlag = False,
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -97,7 +99,7 @@ def evaluate(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
-        lm, is_main = stack.enter_context(load_distributed(model, allow_code))
+        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands))
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):

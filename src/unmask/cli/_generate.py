@@ -86,6 +86,8 @@ class GenerationOptions:
     """Scale of classifier-free guidance by the visible text; 0 is none, others double the cost of a step."""
     regex: tuple[str, ...] = ()
     """A regular expression that the text of each hole must match; or one for each hole."""
+    both_strands: bool = False
+    """For DNA: average predictions over both strands, at twice the cost."""
     dtype: DtypeName = "auto"
     """Precision of the network; auto takes bfloat16 for large models where it is measured to be faster."""
     watch: bool = False
@@ -213,7 +215,7 @@ def sample(
         prompt: The beginning of each text.
     """
     warn_literal_masks("a prompt", [prompt])
-    with load_distributed(model, allow_code) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.blank_canvas(options.n, length, prompt or ())
         dtype = set_dtype(lm, options.dtype)
@@ -241,7 +243,7 @@ def complete(
         prompts: The prompts; they may differ in length, and the completions are those of each prompt alone.
         length: The largest number of tokens to generate.
     """
-    with load_distributed(model, allow_code) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
         sampler = options.build_sampler(lm)
         lm.check_memory(options.n * len(prompts), length)
         dtype = set_dtype(lm, options.dtype)
@@ -268,7 +270,7 @@ def infill(
         model: A model folder, of unmask or in a published format, or a name on the hub.
         template: Text with <mask:12> for twelve masked tokens, <mask> for one; any number of holes.
     """
-    with load_distributed(model, allow_code) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.encode_template(template, options.n)
         followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())

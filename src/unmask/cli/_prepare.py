@@ -17,6 +17,7 @@ def prepare(
     out: Path = Path("corpus"),
     tokenizer: str = "bpe:4096",
     validation_fraction: float = 0.05,
+    valid_sources: tuple[str, ...] = (),
     shard: str | None = None,
     lines: bool = False,
     field: str = "text",
@@ -26,6 +27,7 @@ def prepare(
     messages: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
+    interval_bases: int | None = None,
     allow_unknown: bool = False,
 ) -> None:
     """Tokenize text into a folder of token ids, which training maps into memory.
@@ -33,6 +35,7 @@ def prepare(
     For example:
       unmask prepare my_texts/ --tokenizer bpe:8192 --out corpora/mine
       unmask prepare reads.fastq.gz --tokenizer dna --out corpora/reads
+      unmask prepare genome.fa.gz --tokenizer dna --valid-sources genome.fa.gz:chr2:1-2,000 --out corpora/dna
       unmask prepare pairs.jsonl --prompt question --completion reply --out corpora/pairs
 
     CRLF line endings are read as newlines. A text of which more than 5 % of the characters are unknown to the
@@ -40,11 +43,13 @@ def prepare(
 
     Args:
         sources: Files or folders (text, .json, .jsonl, .csv, .tsv, .parquet, .arrow, FASTA, FASTQ, each also
-            with .gz), folders of `save_to_disk`, stdlib, or hub:NAME.
+            with .gz), regions of a FASTA file (genome.fa:chr1, genome.fa:chr1:1-1,000,000, genome.fa:regions.bed),
+            folders of `save_to_disk`, stdlib, or hub:NAME.
         out: The folder to write; a corpus that is up to date is left as it is.
         tokenizer: bytes, text8, dna, protein, bpe:SIZE (trained on the text), a tokenizer.json, hub:NAME, or
             package.module:name for a tokenizer of your own.
         validation_fraction: The share of the text that is held out for validation, within one document.
+        valid_sources: Sources to hold out for validation instead; regions of a FASTA file are then not learned.
         shard: I/N prepares every N-th document from the I-th (0 to N - 1); the last shard merges all N.
         lines: Every line of a text file is a document.
         field: The field of JSON objects that holds the text.
@@ -54,6 +59,7 @@ def prepare(
         messages: For chats: the column or field with the list of messages; the last one is the completion.
         encoding: The encoding of text files, as in latin-1 or utf-16.
         delimiter: The delimiter of csv and tsv files, as in ';' or tab.
+        interval_bases: Extend each interval of a BED file from its start to so many bases.
         allow_unknown: Accept text even if much of it is unknown to the tokenizer.
     """
     from unmask.cli._progress import progress
@@ -63,8 +69,9 @@ def prepare(
 
     part = _parse_shard(shard)
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
-    source = SourceConfig(lines, field, column, _pair_format(prompt, completion, messages), encoding, delimiter)
-    options = PrepareConfig(source, validation_fraction, part, allow_unknown)
+    pairs = _pair_format(prompt, completion, messages)
+    source = SourceConfig(lines, field, column, pairs, encoding, delimiter, interval_bases)
+    options = PrepareConfig(source, validation_fraction, part, allow_unknown, valid_sources=valid_sources)
     size = Sources(sources).text_bytes()
     total = size // part[1] if size is not None and part is not None else size
     with progress("preparing", total, "bytes") as report:

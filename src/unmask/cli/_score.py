@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unmask.cli._arguments import (
     AllowCodeFlag,
+    BothStrandsFlag,
     JsonFlag,
     ModelPath,
     ResultsPath,
@@ -34,6 +35,7 @@ def score(
     draws: int = 64,
     precision: float | None = None,
     seed: int = 0,
+    both_strands: BothStrandsFlag = False,
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -67,7 +69,7 @@ def score(
         raise ValueError("there is nothing to score: give texts, or a table with --requests")
     prompts, read = map(list, zip(*pairs, strict=True))
     warn_literal_masks("a text that is scored", read)
-    with load_distributed(model, allow_code) as (lm, is_main):
+    with load_distributed(model, allow_code, both_strands) as (lm, is_main):
         lm.denoiser.prepack()
         result = lm.score(read, prompts, draws=draws, precision=precision, seed=seed)
         longest = lm.denoiser.max_length

@@ -27,6 +27,7 @@ def serve(
     max_queue: int = 256,
     shutdown_timeout: float = 30.0,
     dtype: DtypeName = "auto",
+    both_strands: bool = False,
     limits: Limits = Limits(),  # noqa: B008
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -47,6 +48,7 @@ def serve(
         max_queue: Texts that may wait; further requests are answered with 429.
         shutdown_timeout: Seconds after SIGTERM in which running requests may finish.
         dtype: Precision of the network; auto takes bfloat16 for large models where it is measured to be faster.
+        both_strands: For DNA: average predictions over both strands, at twice the cost.
     """
     limit_onednn_caches()
     try:
@@ -79,7 +81,7 @@ def serve(
             return load_classifier(model, allow_code=allow_code)
         lm = load_model(model, require_tokenizer=True, allow_code=allow_code)
         set_dtype(lm, dtype)
-        return lm
+        return lm.with_both_strands() if both_strands else lm
 
     run(
         service,

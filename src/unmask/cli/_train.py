@@ -28,6 +28,7 @@ def train(
     out: Path = Path("runs/train"),
     objective: _ObjectiveArg = None,
     sources: tuple[str, ...] = (),
+    valid_sources: tuple[str, ...] = (),
     tokenizer: str | None = None,
     init_from: str | None = None,
     lora_rank: int | None = None,
@@ -46,6 +47,7 @@ def train(
       unmask train stdlib-tiny --out runs/tiny
       unmask train stdlib-tiny --sources my_texts/ --steps 1000 --out runs/mine
       unmask train stdlib-tiny --set training.max_grad_norm=0.5 --print-config
+      unmask train dna-tiny --sources genome.fa.gz --valid-sources genome.fa.gz:chr2 --out runs/dna
       unmask train runs/tiny/experiment.json --out runs/again --seed 1
       unmask train finetune --init-from runs/demo --sources notes.txt --out runs/notes
       unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8
@@ -62,6 +64,7 @@ def train(
         out: The run's folder: corpus, checkpoints, metrics.jsonl and, at the end, model/.
         objective: Another objective than the recipe's, with the attention that it needs.
         sources: Your own text instead of the recipe's.
+        valid_sources: Sources to hold out for validation, instead of a fraction of the text.
         tokenizer: Another tokenizer than the recipe's, as `unmask prepare` takes it.
         init_from: A model to fine-tune: a folder or a name on the hub. Its network, tokenizer and (unless
             another one is named) objective are used, with rows that it can take.
@@ -92,6 +95,7 @@ def train(
     model_length = experiment.layout.length
     flags = {
         "sources": sources or None,
+        "prepare.valid_sources": valid_sources or None,
         "tokenizer": tokenizer,
         "training.steps": steps,
         "training.batch_size": batch_size,

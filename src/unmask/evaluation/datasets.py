@@ -26,9 +26,8 @@ from itertools import chain
 from pathlib import Path
 
 from unmask.data.corpus import Corpus, is_corpus
-from unmask.data.readers import STDLIB_SOURCE, ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
+from unmask.data.readers import ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
 from unmask.evaluation import _detokenize as detokenize
-from unmask.io.hub import HUB_PREFIX
 from unmask.registry import AllowCode
 
 __all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]
@@ -236,7 +235,7 @@ def resolve_dataset(
 
 
 def _resolve_source(name: str, source_config: SourceConfig, allow_code: AllowCode) -> ResolvedDataset:
-    if name != STDLIB_SOURCE and not name.startswith(HUB_PREFIX) and not Path(name).exists():
+    if not Sources.exists(name):
         raise ValueError(f"{name!r} is neither a file or folder nor a dataset; the datasets are {', '.join(DATASETS)}")
     if is_corpus(name):
         corpus = Corpus.open(name, verify=False, allow_code=allow_code)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from unmask.data.corpus import Corpus, PrepareConfig, Split, TextStats, is_corpus, prepare
-from unmask.data.loader import Loader, PerDocument, RowLayout, Wrapped
+from unmask.data.loader import GenomeWindows, Loader, PerDocument, RowLayout, Wrapped
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.evaluation.datasets import ResolvedDataset
 from unmask.evaluation.reference_model import ReferenceModel
@@ -40,7 +40,7 @@ def evaluate_corpus(
     loader = Loader(text, layout, batch_size=EVAL_BATCH_SIZE)
     with lm.inference_mode():
         stats = _window_text_stats(lm.tokenizer, text, loader, config.windows)
-        return score_corpus(lm.denoiser, lm.objective, loader, config, stats, lm.distributed, progress)
+        return score_corpus(lm.predictor, lm.objective, loader, config, stats, lm.distributed, progress)
 
 
 def _window_text_stats(tokenizer: BaseTokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
@@ -73,10 +73,12 @@ def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path)
 
 
 def eval_layout(lm: LanguageModel, corpus: Corpus, per_document: bool) -> RowLayout:
-    """Rows of the model's maximum length: windows of running text, or one document each."""
+    """Rows of the model's maximum length: windows of running text (of DNA, inside contigs), or one document each."""
     longest = lm.denoiser.max_length
     if longest is None:
         raise ValueError("this model has no maximum length; use evaluate_corpus with a layout of its own")
+    if not per_document and corpus.tokenizer.complement_ids is not None:
+        return GenomeWindows(longest)
     return PerDocument(longest) if per_document else Wrapped(min(longest, _eval_split(corpus).num_tokens))
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from unmask.data.tokenizers import BaseTokenizer
     from unmask.diffusion.denoiser import DenoiserLike
+    from unmask.guidance._both_strands import BothStrands as BothStrands
     from unmask.guidance.allowed_tokens import AllowedTokens as AllowedTokens
     from unmask.guidance.cfg import ClassifierFreeGuidance as ClassifierFreeGuidance
     from unmask.guidance.classifier import ExactClassifierGuidance as ExactClassifierGuidance
@@ -29,6 +30,7 @@ GuidanceFn: TypeAlias = "Callable[[DenoiserLike, Tokens, BaseTokenizer | None], 
 # Imported on first use: a process that only compiles patterns does without torch.
 _SUBMODULE_OF = {
     "AllowedTokens": "allowed_tokens",
+    "BothStrands": "_both_strands",
     "ClassifierFreeGuidance": "cfg",
     "ExactClassifierGuidance": "classifier",
     "TaylorClassifierGuidance": "classifier",
@@ -92,6 +94,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "AllowedTokens",
+    "BothStrands",
     "ClassifierFreeGuidance",
     "ExactClassifierGuidance",
     "Guidance",

@@ -42,7 +42,7 @@ class NatsEstimator:
         if objective.why_no_likelihood is not None:
             raise ValueError(objective.why_no_likelihood)
         self.denoiser = denoiser
-        self.objective = _low_variance_objective(denoiser, objective)
+        self.objective = _low_variance_objective(denoiser, objective.bound)
         self.is_exact = objective.process.is_left_to_right
         """Whether there is nothing to draw: the nats are -log p itself."""
         self.device = _device_of(denoiser)

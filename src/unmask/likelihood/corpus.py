@@ -104,6 +104,8 @@ class _CorpusScorer:
         needed = 1 if self.estimator.is_exact else self.config.replicates
         while len(sums) < needed:
             more, tokens = self._replicates(range(len(sums), needed))
+            if not tokens:
+                raise ValueError("there is nothing to score: all tokens of the text are only context, as N is in DNA")
             sums = np.concatenate([sums, more])
             score = score_from_replicates(sums, tokens)
             # At most four times as many at once: the error of few replicates is itself not well known.
@@ -129,6 +131,7 @@ class _CorpusScorer:
         """Nats [replicates, TIME_BINS] and number of tokens of one batch."""
         start, sums = self.batch_starts[index], np.zeros((len(replicates), TIME_BINS))
         batch = self.loader.sequential_batch(start, self.loader.batch_size, num_windows=self.num_windows)
+        batch = batch.checked(self.estimator.denoiser.vocab)
         tokens = int(batch.loss_mask.sum())
         batch = replace(batch, row_offset=0, global_batch_size=None).to(self.estimator.device)
         u = None if self.baseline is None else self.baseline[batch.tokens]

@@ -225,12 +225,13 @@ class _RequestScorer:
         ends = torch.tensor([[len(w.prompt), w.length] for w in windows])[chunk_of_row]
         positions = torch.arange(longest)
         is_padded, has_prompt = any(w.length < longest for w in windows), any(w.prompt for w in windows)
-        return Batch(
+        batch = Batch(
             tokens[chunk_of_row],
             valid=positions < ends[:, 1:] if is_padded else None,
             prompt_mask=positions < ends[:, :1] if has_prompt else None,
             noise_groups=tuple(chunk.noise_group(self.seed) for chunk in chunks),
         )
+        return batch.checked(self.estimator.denoiser.vocab)
 
     def _baselines(
         self, chunks: Sequence[_Chunk], chunk_of_row: Int[Tensor, " B"], batch: Batch
@@ -247,7 +248,8 @@ class _RequestScorer:
         """From the sums [chunks, width] of all its chunks, which are added in one fixed order."""
         chunks = (sums / window.num_draws).reshape(self.num_replicates, -1, sums.shape[1])
         replicates = sum(chunks[:, number, :TIME_BINS] for number in range(chunks.shape[1]))
-        score = score_from_replicates(np.asarray(replicates), len(window.ids))
+        counted = len(window.ids) - sum(map(window.ids.count, self.estimator.denoiser.vocab.context_ids))
+        score = score_from_replicates(np.asarray(replicates), counted)
         if not self.per_token:
             return score
         tokens = np.zeros(len(window.ids))

@@ -59,7 +59,7 @@ def step_bounds(
     single_step = objective.in_steps(1)
     if single_step is None:
         return ()
-    offset = bound(single_step, 1, 0.0).nats_per_token if _is_weighted_nll(objective) else 0.0
+    offset = bound(single_step, 1, 0.0).nats_per_token if _is_weighted_nll(objective.bound) else 0.0
     bounds: list[StepBound] = []
     for count in (*steps, None):
         discrete = objective.in_steps(count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
@@ -16,7 +17,7 @@ from unmask.data.corpus import TextStats
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.distributed import Distributed
-from unmask.guidance import AllowedTokens, Guidance, GuidanceFn
+from unmask.guidance import AllowedTokens, BothStrands, Guidance, GuidanceFn
 from unmask.hardware.memory import check_memory
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
@@ -60,9 +61,12 @@ class LanguageModel:
         denoiser: Denoiser,
         tokenizer: BaseTokenizer | None = None,
         distributed: Distributed = Distributed(),  # noqa: B008
+        *,
+        both_strands: bool = False,
     ) -> None:
         validate_tokenizer(tokenizer, denoiser.vocab)
         self.denoiser = denoiser
+        self.both_strands = both_strands
         self.tokenizer = tokenizer
         self.distributed = distributed
         self._encoder = TextEncoder(tokenizer, denoiser.vocab, self.parses_special_tokens)
@@ -78,12 +82,29 @@ class LanguageModel:
 
     def distribute(self, distributed: Distributed) -> LanguageModel:
         """The same model with its work split over the ranks; each rank gets the whole result."""
-        return LanguageModel(self.denoiser.to(distributed.device), self.tokenizer, distributed)
+        moved = self.denoiser.to(distributed.device)
+        return LanguageModel(moved, self.tokenizer, distributed, both_strands=self.both_strands)
+
+    def with_both_strands(self) -> LanguageModel:
+        """The same model of DNA, with predictions that are averaged over both strands, at twice the cost."""
+        lm = LanguageModel(self.denoiser, self.tokenizer, self.distributed, both_strands=True)
+        lm.predictor  # noqa: B018  # raises if there are no strands
+        return lm
+
+    @property
+    def predictor(self) -> DenoiserLike:
+        """What samplers and scores ask: the denoiser, or its average over both strands of DNA."""
+        if not self.both_strands:
+            return self.denoiser
+        complement_ids = None if self.tokenizer is None else self.tokenizer.complement_ids
+        if complement_ids is None:
+            raise ValueError("both strands are those of DNA, and this model's tokenizer knows no complements")
+        return BothStrands(self.denoiser, complement_ids)
 
     @classmethod
     def from_config(cls, backbone: BackboneConfig, objective: Objective, tokenizer: BaseTokenizer) -> LanguageModel:
-        """A model with random weights; the mask id follows the tokenizer's ids."""
-        vocab = Vocab(size=tokenizer.vocab_size + 1, mask_id=tokenizer.vocab_size)
+        """A model with random weights; if the tokenizer has no mask id of its own, it follows the tokenizer's ids."""
+        vocab = replace(tokenizer.model_vocab, eos_id=None)
         return cls(ModelConfig(vocab, backbone, objective).build(), tokenizer)
 
     @property
@@ -247,7 +268,7 @@ class LanguageModel:
         _validate_seed(seed)
         sampler = resolve_sampler(self.denoiser, sampler)
         canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
-        counted = CountingDenoiser(self.ban_unknown_tokens(self.denoiser))
+        counted = CountingDenoiser(self.ban_unknown_tokens(self.predictor))
         on_device = None if valid is None else valid.to(self.device)
         steps = iter(self.run_sampler(counted, canvas, sampler, on_device, guidance))
         z: Tokens | None = canvas.tokens
@@ -309,16 +330,17 @@ class LanguageModel:
         return self.denoiser.backbone.capabilities.parses_special_tokens
 
     def ban_unknown_tokens(self, denoiser: DenoiserLike) -> DenoiserLike:
-        """The denoiser, wrapped so that ids without a token are never drawn: published vocabularies are padded."""
+        """The denoiser, wrapped so that ids without a token, of which padded vocabularies have some, and the ids that
+        are only context are never drawn."""
         return denoiser if self._known_tokens is None else AllowedTokens(denoiser, self._known_tokens)
 
     @cached_property
     def _known_tokens(self) -> Tensor | None:
-        """bool [V]: the ids that the tokenizer has, or None where it has all but the mask."""
-        if self.tokenizer is None:
-            return None
-        known = torch.zeros(self.vocab.size, dtype=torch.bool)
-        known[sorted(self.tokenizer.known_ids)] = True
+        """bool [V]: the ids that may be drawn, or None if these are all but the mask."""
+        known = torch.full((self.vocab.size,), self.tokenizer is None)
+        if self.tokenizer is not None:
+            known[sorted(self.tokenizer.known_ids)] = True
+        known[list(self.vocab.context_ids)] = False
         known[self.vocab.mask_id] = True
         if bool(known.all()):
             return None
@@ -357,12 +379,14 @@ class LanguageModel:
         requests = [self._score_request(number, text, prompt) for number, (text, prompt) in pairs]
         config = ScoreConfig(draws, precision, seed)
         with self.inference_mode():
-            return score_requests(self.denoiser, self.objective, requests, config, self.distributed)
+            return score_requests(self.predictor, self.objective, requests, config, self.distributed)
 
     def _score_request(self, number: int, text: str | Sequence[int], prompt: str | Sequence[int]) -> ScoreRequest:
         ids = self._encoder.encode(text)
         if not ids:
             raise ValueError(f"text {number} is empty: there is nothing to score")
+        if set(ids) <= {*self.vocab.context_ids}:
+            raise ValueError(f"text {number} has only tokens that are not counted, as N in DNA: nothing is to score")
         before = self._encoder.encode(prompt) if len(prompt) else []
         self.vocab.validate(torch.tensor([*before, *ids]), clean=True)
         return ScoreRequest(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.d3pm import D3PM as D3PM
     from unmask.objectives.genmd4 import GenMD4 as GenMD4
     from unmask.objectives.mdlm import MDLM as MDLM
+    from unmask.objectives.mlm import MLM as MLM
     from unmask.objectives.next_token import NextToken as NextToken
     from unmask.objectives.sedd import SEDD as SEDD
     from unmask.objectives.uniform_diffusion import UniformDiffusion as UniformDiffusion
@@ -26,6 +27,7 @@ OBJECTIVES: Family[Objective] = Family(
         "ar": "unmask.objectives.next_token:NextToken",
         "block": "unmask.objectives.block_diffusion:BlockDiffusion",
         "genmd4": "unmask.objectives.genmd4:GenMD4",
+        "mlm": "unmask.objectives.mlm:MLM",
     },
 )
 

@@ -106,8 +106,14 @@ class Objective(ABC):
 
     @property
     def why_no_likelihood(self) -> str | None:
-        """The reason why the model has no likelihood, as a sentence; None where `token_nll` is a bound on -log p."""
+        """The reason why the model has no likelihood, as a sentence; None where `bound` is a bound on -log p."""
         return None
+
+    @property
+    def bound(self) -> Objective:
+        """The objective whose `token_nll` bounds -log p of a network that this one trained: itself, unless its loss is
+        no bound. Evaluation uses this one only."""
+        return self
 
     def in_steps(self, steps: int | None) -> Objective | None:
         """The bound for samplers of `steps` steps (None: of infinitely many); None where there is no such bound."""
@@ -119,6 +125,7 @@ class Objective(ABC):
 
     def training_loss(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> LossSum:
         """What training minimizes: the nats of all tokens that are not prompt or padding."""
+        batch = batch.checked(denoiser.vocab)
         nll = self.token_nll(denoiser, batch, generator)
         return LossSum(nll.sum(), batch.loss_mask.sum())
 
@@ -128,7 +135,9 @@ class Objective(ABC):
 
     @abstractmethod
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
-        """Nats [B, L], zero outside the loss mask. The expectation of their sum is an upper bound of -log p(x).
+        """Nats [B, L], zero outside the loss mask.
+
+        The expectation of their sum is an upper bound of -log p(x), unless `bound` is another objective.
 
         The generator must be in the same state on every rank and for every micro-batch of a step: the noise of
         a row then depends only on the step and on the row's index in the global batch.
@@ -171,6 +180,7 @@ class MaskedObjective(Objective):
 
         Noise is drawn and applied on the host, so that the number of masked tokens need not be read from the device.
         """
+        batch = batch.checked(denoiser.vocab)
         level, uniform = self.sample_level(denoiser, batch.on_host, generator)
         z = corrupt_batch(self.process, batch.on_host, level.alpha, uniform, denoiser.vocab)
         return self.weighted_nll(denoiser, batch, z, level), level.t.to(batch.tokens.device)
@@ -269,6 +279,7 @@ class SteppedObjective(MaskedObjective):
     def nll_and_time(
         self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
     ) -> tuple[Float[Tensor, "B L"], Float64[Tensor, " B #L"]]:
+        batch = batch.checked(denoiser.vocab)
         nll, t = super().nll_and_time(denoiser, batch, generator)
         return (nll if self.carry_over else nll + self._visible_nll(denoiser, batch, generator)), t
 
@@ -297,8 +308,8 @@ class Noise(NamedTuple):
 def sample_noise(
     denoiser: DenoiserLike, batch: Batch, times: AnyTimes, generator: torch.Generator, num_blocks: int = 1
 ) -> Noise:
-    """Noise for a batch, whose tokens are validated."""
-    validate_batch(denoiser, batch)
+    """Noise for a batch; ValueError for ids outside the vocabulary, and for the mask id anywhere but on padding."""
+    batch.checked(denoiser.vocab)
     draws, seeds = [], []
     for part, part_generator in batch.split_by_noise(generator):
         offset = float(torch.rand((), generator=part_generator, dtype=torch.float64))
@@ -309,11 +320,6 @@ def sample_noise(
     uniform = seeded_uniform(seeds, batch.tokens.shape[1])
     device = batch.tokens.device
     return Noise(u.to(device), importance.to(device), uniform.to(device))
-
-
-def validate_batch(denoiser: DenoiserLike, batch: Batch) -> None:
-    """Raise ValueError for ids outside the vocabulary, and for the mask id anywhere but on padding."""
-    batch.checked(denoiser.vocab)
 
 
 def corrupt_batch(

@@ -118,6 +118,7 @@ class GenMD4(Objective):
         return subs(logits, vocab)
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
+        batch = batch.checked(denoiser.vocab)
         noise = [sample_noise(denoiser, batch, UniformTimes(), generator) for _ in range(2)]
         schedule = _schedule_of(denoiser)
         device = batch.tokens.device  # where the schedules are, on which the masks depend

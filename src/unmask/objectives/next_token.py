@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import LeftToRight, shift_right
-from unmask.objectives.base import Objective, validate_batch
+from unmask.objectives.base import Objective
 from unmask.objectives.mdlm import subs
 from unmask.ops.chunked_head import WeightedNLL
 from unmask.ops.packing import scatter_rows
@@ -37,7 +37,7 @@ class NextToken(Objective):
         return subs(logits, vocab)
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
-        validate_batch(denoiser, batch)
+        batch = batch.checked(denoiser.vocab)
         vocab, positions = denoiser.vocab, batch.loss_positions()
         x = batch.tokens if batch.valid is None else batch.tokens.where(batch.valid, vocab.mask_id)
         t = torch.zeros(len(x), 1, device=x.device)

@@ -56,6 +56,7 @@ class UniformDiffusion(Objective):
         return subs(logits, vocab)
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
+        batch = batch.checked(denoiser.vocab)
         u, importance, uniform = sample_noise(denoiser, batch, self.times, generator)
         i = (u * self.steps).long().clamp(max=self.steps - 1) + 1
         alpha = alpha_grid(self.schedule, self.steps).to(u)

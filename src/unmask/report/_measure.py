@@ -63,6 +63,8 @@ class ReportData:
     name: str
     status: RunStatus
     objective: str
+    bound: str
+    """The objective whose bound is that of the model: the same, unless the training loss is none, as that of MLM."""
     network: dict[str, Any]
     """What the backbone's `describe` gives."""
     learned: dict[str, str]
@@ -137,6 +139,7 @@ def measure_run(
         name=run.resolve().name,
         status=status,
         objective=type(lm.objective).__name__,
+        bound=type(lm.objective.bound).__name__,
         network=lm.denoiser.backbone.describe(),
         learned=lm.describe_learned(),
         num_parameters=sum(parameter.numel() for parameter in lm.denoiser.parameters()),

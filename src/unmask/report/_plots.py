@@ -33,7 +33,7 @@ def make_plots(data: ReportData) -> dict[str, Plot]:
     curves, held_out = data.curves, data.validation or {}
     plots: list[Plot] = []
     if curves.step or curves.valid_step:
-        plots.append(_loss_plot(curves, data.curriculum_end_step))
+        plots.append(_loss_plot(data))
     if curves.step:
         plots += _training_plots(curves)
     if held_out.get("by_time"):
@@ -45,7 +45,9 @@ def make_plots(data: ReportData) -> dict[str, Plot]:
     return {plot.name: plot for plot in plots}
 
 
-def _loss_plot(curves: Curves, curriculum_end_step: int | None) -> Plot:
+def _loss_plot(data: ReportData) -> Plot:
+    curves, curriculum_end_step = data.curves, data.curriculum_end_step
+
     def draw(axes: Axes) -> None:
         if curves.step:
             axes.plot(curves.step, nan_gaps(curves.loss), color=_BLUE, alpha=0.4, linewidth=1)
@@ -67,6 +69,9 @@ def _loss_plot(curves: Curves, curriculum_end_step: int | None) -> Plot:
             f" Up to step {curriculum_end_step:,} a curriculum masks other shares of the text than the bound does."
             if curriculum_end_step
             else ""
+        )
+        + (
+            "" if data.bound == data.objective else f" The training loss is no bound; held-out nats are {data.bound}'s."
         ),
         "Training loss and held-out nats per token against the step."
         + (f" The running mean ends at {smooth[-1]:.3f} nats." if smooth else ""),

@@ -31,7 +31,7 @@ class ServedClassifier:
         self.classifier = classifier
 
     @property
-    def denoiser(self) -> DenoiserLike:
+    def predictor(self) -> DenoiserLike:
         """What the engine calls."""
         return self
 

@@ -81,7 +81,7 @@ class EngineModel(Protocol):
         ...
 
     @property
-    def denoiser(self) -> DenoiserLike:
+    def predictor(self) -> DenoiserLike:
         """What jobs call."""
         ...
 
@@ -294,7 +294,7 @@ class Engine:
             result = task.job(denoiser, task.on_progress)
             self._finish(task, result)
 
-        running = RunningTask(task, SamplerCoroutine(run_job, self.model.denoiser), request, self._iterations)
+        running = RunningTask(task, SamplerCoroutine(run_job, self.model.predictor), request, self._iterations)
         request.running.append(running)
         self._advance(running, running.coroutine.start)
 
@@ -314,7 +314,7 @@ class Engine:
         calls = [_pending_call(running) for running in batch]
         start = time.perf_counter()
         try:
-            outputs = run_batch(self.model.denoiser, calls)
+            outputs = run_batch(self.model.predictor, calls)
         except Exception as error:  # no error may end the thread
             if is_out_of_memory(error) and len(batch) > 1:
                 self.max_batch = max(1, len(batch) // 2)  # permanently: it would happen again

@@ -26,10 +26,9 @@ def _validation_summary(corpus: Corpus) -> str:
     valid = corpus.splits[VALID_SPLIT]
     total = sum(split.text_stats.characters for split in corpus.splits.values())
     fraction = valid.text_stats.characters / total if total else 0.0
-    return (
-        f"{valid.num_documents:,} documents, {valid.num_tokens:,} tokens, {fraction:.2%} of the text"
-        f" ({corpus.manifest.prepare.validation_fraction:.2%} asked for)"
-    )
+    config = corpus.manifest.prepare
+    asked = ", ".join(config.valid_sources) or f"{config.validation_fraction:.2%} asked for"
+    return f"{valid.num_documents:,} documents, {valid.num_tokens:,} tokens, {fraction:.2%} of the text ({asked})"
 
 
 def _pair_lengths(split: Split) -> list[str]:

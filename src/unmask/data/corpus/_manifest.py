@@ -13,7 +13,7 @@ from unmask.data.readers import SourceConfig
 from unmask.data.tokenizers._unknown_stats import UnknownStats
 from unmask.io.untrusted import parse_json, read_bytes
 
-_CORPUS_FORMAT = "unmask-corpus-4"
+_CORPUS_FORMAT = "unmask-corpus-5"
 """Changes whenever the same sources and config would give other files."""
 _DIGEST_FORMAT = "unmask-corpus-2"
 """The format that introduced the digest, and part of it: a new format does not change the digest of old ids."""
@@ -37,6 +37,13 @@ class PrepareConfig:
     """(i, n): prepare only shard i of n, counted from 0; the last shard to be prepared merges all of them."""
     allow_unknown: bool = False
     """Accept text of which more than 5 % is unknown to the tokenizer."""
+    context_tokens: tuple[str, ...] | None = None
+    """Tokens that are read but never predicted or counted; None for the tokenizer's own, N in DNA."""
+    first_token: str | None = None
+    """A token that is written before every document, such as [CLS]; None for none."""
+    valid_sources: tuple[str, ...] = ()
+    """Sources that are held out for validation, instead of a fraction of the text; regions of a FASTA file are left
+    out of what is learned."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:
@@ -44,6 +51,11 @@ class PrepareConfig:
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
             i, n = self.shard
             raise ValueError(f"a shard (i, n) needs 0 <= i < n; got ({i}, {n})")
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is a validation split."""
+        return bool(self.validation_fraction or self.valid_sources)
 
     @property
     def unsharded(self) -> PrepareConfig:

@@ -48,6 +48,15 @@ class SplitChunk(NamedTuple):
         )
 
 
+def named_splits(train: Iterable[TextChunk], valid: Iterable[TextChunk]) -> Iterator[SplitChunk]:
+    """Every chunk with its split, where the text to hold out is named."""
+    document = 0
+    for chunks, held_out in ((train, False), (valid, True)):
+        for chunk in chunks:
+            yield SplitChunk(chunk, held_out, document)
+            document += chunk.is_last
+
+
 def assign_splits(chunks: Iterable[TextChunk], validation_fraction: float) -> Iterator[SplitChunk]:
     """Every chunk with its split: about `validation_fraction` of the text is held out, evenly over the corpus.
 

@@ -97,6 +97,11 @@ class Split:
     folder: Path
     dtype: np.dtype[Any]
     record: SplitRecord
+    eos_id: int | None = None
+    complement_ids: tuple[int, ...] | None = None
+    """Of DNA: the id of each id's complement."""
+    unknown_ids: tuple[int, ...] = ()
+    """Of DNA: N, and other ids that stand for no base."""
 
     @property
     def num_tokens(self) -> int:
@@ -166,7 +171,8 @@ class SplitWriter:
         self, folder: Path, name: str, tokenizer: BaseTokenizer, files: ExitStack, pairs: bool = False
     ) -> None:
         self._folder, self._name, self._files = folder, name, files
-        self._mask_id, self._dtype = tokenizer.vocab_size, tokenizer.dtype.newbyteorder("<")
+        self._num_ids, self._dtype = tokenizer.vocab_size, tokenizer.dtype.newbyteorder("<")
+        self._mask_id = tokenizer.vocab_size if tokenizer.mask_id is None else tokenizer.mask_id
         self._new_ids: list[TokenIds] = []
         self._new_document_ends: list[int] = []
         self._new_prompt_lengths: list[int] = []
@@ -218,7 +224,7 @@ class SplitWriter:
         return SplitRecord(self._name, self._tokens, ends.count, text, ends, tuple(self._token_files), prompt_lengths)
 
     def _write(self, ids: TokenIds) -> None:
-        if len(ids) and int(ids.max()) >= self._mask_id:
+        if len(ids) and (int(ids.max()) >= self._num_ids or bool((ids == self._mask_id).any())):
             raise ValueError(
                 f"the corpus contains the mask id {self._mask_id}, which marks masked tokens;"
                 " use a tokenizer that cannot produce it"

@@ -17,7 +17,7 @@ from unmask.data.corpus._manifest import (
     SourceRecord,
     TokenizerRecord,
 )
-from unmask.data.corpus._splits import SplitChunk, assign_splits
+from unmask.data.corpus._splits import SplitChunk, assign_splits, named_splits
 from unmask.data.corpus._token_files import SplitWriter
 from unmask.data.corpus.text_stats import TextStats
 from unmask.data.readers._text import CHUNK_CHARS, TextChunk
@@ -46,6 +46,7 @@ class CorpusBuild:
     """What is to be prepared. `tokenizer` is None if a BPE of `bpe_vocab_size` tokens is to be trained."""
 
     sources: Sources
+    valid_sources: Sources
     source_records: tuple[SourceRecord, ...]
     tokenizer_name: str
     tokenizer: BaseTokenizer | None
@@ -69,8 +70,10 @@ class CorpusBuild:
             known = tokenizer
         if config.source.pair_format is not None and known is not None and known.eos_id is None:
             raise ValueError(f"the tokenizer {name} has no end-of-text token, which prompt-completion pairs need")
-        records = tuple(SourceRecord(name, sources.fingerprints[name]) for name in sources.names)
-        return cls(sources, records, name, known, bpe_vocab_size, config)
+        valid = Sources(config.valid_sources)
+        fingerprints = [*sources.fingerprints.items(), *valid.fingerprints.items()]
+        records = tuple(SourceRecord(*each) for each in fingerprints)
+        return cls(sources, valid, records, name, known, bpe_vocab_size, config)
 
     @property
     def allow_code(self) -> AllowCode:
@@ -101,13 +104,12 @@ class CorpusBuild:
         with ExitStack() as files:
             pairs = self.config.source.pair_format is not None
             train = SplitWriter(folder, TRAIN_SPLIT, tokenizer, files, pairs)
-            valid = (
-                SplitWriter(folder, VALID_SPLIT, tokenizer, files, pairs) if self.config.validation_fraction else train
-            )
+            valid = SplitWriter(folder, VALID_SPLIT, tokenizer, files, pairs) if self.config.holds_out else train
             unknown = self._encode(tokenizer, (train, valid), progress)
             splits = [writer.close() for writer in dict.fromkeys((train, valid))]
-        if self.sources.file_stats() != self.sources.stats_before:
-            raise ValueError(f"{', '.join(self.sources.names)} changed while it was read; prepare it again")
+        for sources in (self.sources, self.valid_sources):
+            if sources.file_stats() != sources.stats_before:
+                raise ValueError(f"{', '.join(sources.names)} changed while it was read; prepare it again")
         record = TokenizerRecord(self.tokenizer_name, tokenizer.digest, tokenizer.vocab_size, tokenizer.eos_id)
         dtype = tokenizer.dtype.name
         manifest = Manifest(self.source_records, record, self.config, dtype, tuple(splits), unknown=unknown)
@@ -118,6 +120,8 @@ class CorpusBuild:
     ) -> UnknownStats:
         """Write the ids of all documents; return what is unknown, and raise if it is too much."""
         eos = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], tokenizer.dtype)
+        first_token = self.config.first_token
+        first = np.array(tokenizer.find_ids([] if first_token is None else [first_token]), tokenizer.dtype)
         previous: SplitChunk | None = None
         unknown, num_bytes = UnknownStats(), 0
         for batch in _batches(self._split_chunks(this_shard=True)):
@@ -131,6 +135,8 @@ class CorpusBuild:
                 writer = writers[split_chunk.held_out]
                 if not split_chunk.continues(previous):
                     writer.end_document()
+                    if len(first):
+                        writer.append(first)
                 num_bytes += _write_chunk(split_chunk.chunk, ids, writer, eos)
                 previous = split_chunk
             for writer in writers:
@@ -148,7 +154,12 @@ class CorpusBuild:
 
     def _split_chunks(self, this_shard: bool) -> Iterator[SplitChunk]:
         """The chunks of the whole corpus or, if `this_shard`, of the documents of this shard."""
-        chunks = assign_splits(self.sources.read_documents(self.config.source), self.config.validation_fraction)
+        source = self.config.source
+        if self.valid_sources.names:
+            train = self.sources.read_documents(source, held_out=self.valid_sources)
+            chunks = named_splits(train, self.valid_sources.read_documents(source))
+        else:
+            chunks = assign_splits(self.sources.read_documents(source), self.config.validation_fraction)
         if self.config.shard is None or not this_shard:
             return chunks
         i, n = self.config.shard

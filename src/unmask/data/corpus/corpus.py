@@ -11,7 +11,7 @@ manifest.json             written last
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,10 +71,11 @@ class Corpus:
 
     @property
     def vocab(self) -> Vocab:
-        """The tokenizer's ids, followed by the mask."""
-        from unmask.types import Vocab  # imports torch, which takes a second and is not needed to prepare
-
-        return Vocab(size=self.tokenizer.vocab_size + 1, mask_id=self.tokenizer.vocab_size, eos_id=self.eos_id)
+        """The ids of a model of this text: the tokenizer's and, if it has none of its own, the mask."""
+        names = self.manifest.prepare.context_tokens
+        if names is None:
+            return self.tokenizer.model_vocab
+        return replace(self.tokenizer.model_vocab, context_ids=self.tokenizer.find_ids(names))
 
     @property
     def eos_id(self) -> int | None:
@@ -90,7 +91,13 @@ class Corpus:
     def splits(self) -> dict[str, Split]:
         """`train` and, if text was held out, `valid`."""
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        return {record.name: Split(self.folder, dtype, record) for record in self.manifest.splits}
+        tokenizer = self.tokenizer
+        unknown_ids: tuple[int, ...] = ()
+        if tokenizer.complement_ids is not None:
+            unknown = [tokenizer.unk_token] if tokenizer.unk_token else []
+            unknown_ids = (*tokenizer.context_ids, *tokenizer.find_ids(unknown))
+        ids = self.eos_id, tokenizer.complement_ids, unknown_ids
+        return {record.name: Split(self.folder, dtype, record, *ids) for record in self.manifest.splits}
 
 
 def is_corpus(folder: str | os.PathLike[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from unmask.registry import Family, LazyExports
 
 if TYPE_CHECKING:  # written by `make exports`
+    from unmask.data.loader.genome import GenomeWindows as GenomeWindows
     from unmask.data.loader.layouts import PerDocument as PerDocument
     from unmask.data.loader.layouts import RowLayout as RowLayout
     from unmask.data.loader.layouts import Rows as Rows
@@ -24,6 +25,7 @@ ROW_LAYOUTS: Family[RowLayout] = Family(
         "wrapped": "unmask.data.loader.layouts:Wrapped",
         "per-document": "unmask.data.loader.layouts:PerDocument",
         "prompt-completion": "unmask.data.loader.prompt_completion:PromptCompletionRows",
+        "genome": "unmask.data.loader.genome:GenomeWindows",
     },
 )
 

@@ -33,6 +33,12 @@ def derive_key(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 
+def row_uniform(index: IntArray, key: int) -> NDArray[np.float64]:
+    """A pseudo-random number in [0, 1) for each index, a function of the index and the key."""
+    mixed = _splitmix64(index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64's finalizer: every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unmask.data.corpus._token_files import IntArray
 from unmask.data.loader._shuffle import derive_key
@@ -21,7 +22,8 @@ from unmask.types import Batch
 
 
 class TokenSource(Protocol):
-    """A split of a corpus: concatenated documents. Pairs also have `prompt_lengths`, as in `corpus.Split`."""
+    """A split of a corpus: concatenated documents. Some layouts need more, as `corpus.Split` has it: pairs their
+    `prompt_lengths`, DNA its `complement_ids`."""
 
     @property
     def num_tokens(self) -> int:
@@ -39,16 +41,19 @@ class TokenSource(Protocol):
 
 
 class Spans(NamedTuple):
-    """The tokens of each row: `start`, ..., `stop` - 1 of the stream; the prompt, if any, ends at `prompt_end`."""
+    """The tokens of each row: `start`, ..., `stop` - 1 of the stream; the prompt, if any, ends at `prompt_end`.
+
+    `reverse` [rows] is True for rows of DNA that are read on the other strand.
+    """
 
     start: IntArray
     stop: IntArray
     prompt_end: IntArray | None = None
+    reverse: NDArray[np.bool_] | None = None
 
     def select(self, rows: slice) -> Spans:
         """The spans of some of the rows."""
-        prompt_end = None if self.prompt_end is None else self.prompt_end[rows]
-        return Spans(self.start[rows], self.stop[rows], prompt_end)
+        return Spans(*(None if values is None else values[rows] for values in self))  # type: ignore[arg-type]
 
 
 class Rows(ABC):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from unmask.data.readers._text import (
     DEFAULT_ENCODING,
@@ -17,14 +17,20 @@ from unmask.data.readers._text import (
     numbered_lines,
 )
 
+BLOCK_BASES = 1_000_000
+"""Letters of a chunk: validation holds out whole megabases of a contig."""
+
+_MAX_TITLE_CHARS = 4096
+"""Characters of a header that are kept, to find the record's name."""
+
 _LINE_END = re.compile(r"\n")
 _BEFORE_HEADER = re.compile(r"\n(?=[>;])")
 
 
 def _read_fasta(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
     """One document per record: the sequence in upper case, without its header."""
-    for header, group in groupby(_sequence_runs(handle, source, encoding), key=itemgetter(0)):
-        yield from chunk_text((letters for _, letters in group), f"{source} record of line {header}")
+    for header, runs in groupby(sequence_runs(handle, source, encoding), key=itemgetter(0)):
+        yield from chunk_text((run.letters for run in runs), f"{source} record of line {header}", BLOCK_BASES)
 
 
 def _read_fastq(handle: BinaryIO, source: str, encoding: str = DEFAULT_ENCODING) -> Iterator[TextChunk]:
@@ -73,15 +79,23 @@ def _skip_qualities(lines: Iterator[tuple[int, str]], source: str, header: int, 
             )
 
 
-def _sequence_runs(handle: BinaryIO, source: str, encoding: str) -> Iterator[tuple[int, str]]:
-    """Runs of letters, each with the line number of its record's header; a line may be as long as a genome."""
-    line, header, in_header, new_line = 1, 0, False, True
+class SequenceRun(NamedTuple):
+    """Letters of a record: the line of its header, its name (the header's first word), and some of its letters."""
+
+    header: int
+    name: str
+    letters: str
+
+
+def sequence_runs(handle: BinaryIO, source: str, encoding: str) -> Iterator[SequenceRun]:
+    """Runs of letters, in upper case and without white space; a line may be as long as a genome."""
+    line, header, title, in_header, new_line = 1, 0, "", False, True
     for text in decode_stream(handle, source, encoding):
         position = 0
         while position < len(text):
             start, opens = position, new_line and text[position] in ">;"
             if opens and text[position] == ">":
-                header = line
+                header, title = line, ""
             in_header = in_header or opens
             match = _LINE_END.search(text, position) if in_header else _BEFORE_HEADER.search(text, position)
             position = match.end() if match else len(text)
@@ -89,14 +103,19 @@ def _sequence_runs(handle: BinaryIO, source: str, encoding: str) -> Iterator[tup
                 letters = "".join(text[start:position].split()).upper()
                 if letters and not header:
                     raise ValueError(f"{source} is not FASTA: line {line} does not start with '>'")
-                yield header, letters
+                yield SequenceRun(header, _record_name(title), letters)
+            elif line == header:  # and not a comment
+                title = (title + text[start:position])[:_MAX_TITLE_CHARS]
             line += text.count("\n", start, position)
             new_line = text[position - 1] == "\n"
             in_header = in_header and not new_line
 
 
-FASTA_READERS = {
-    **dict.fromkeys((".fa", ".fas", ".fasta", ".fna", ".ffn", ".frn", ".faa"), _read_fasta),
-    **dict.fromkeys((".fq", ".fastq"), _read_fastq),
-}
+def _record_name(title: str) -> str:
+    return next(iter(title.removeprefix(">").split()), "")
+
+
+FASTA_SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".frn", ".faa")
+
+SEQUENCE_READERS = {**dict.fromkeys(FASTA_SUFFIXES, _read_fasta), **dict.fromkeys((".fq", ".fastq"), _read_fastq)}
 """The reader of each sequence format, by suffix."""

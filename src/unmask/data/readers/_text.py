@@ -65,14 +65,14 @@ def chunk_document(text: str, source: str) -> Iterable[TextChunk]:
     return (TextChunk(text, True, source),) if text else ()
 
 
-def chunk_text(texts: Iterable[str], source: str) -> Iterator[TextChunk]:
-    """The chunks, of about CHUNK_CHARS characters, of a document given in parts; none if it is empty."""
-    waiting = ""
+def chunk_text(texts: Iterable[str], source: str, size: int | None = None) -> Iterator[TextChunk]:
+    """The chunks, of about `size` (CHUNK_CHARS) characters, of a document given in parts; none if it is empty."""
+    waiting, size = "", size or CHUNK_CHARS
     for text in texts:
         waiting += text
         start = 0
-        while len(waiting) - start > CHUNK_CHARS:  # so that the last chunk is not empty
-            stop = split_point(waiting, start + CHUNK_CHARS, CHUNK_CHARS // 4)
+        while len(waiting) - start > size:  # so that the last chunk is not empty
+            stop = split_point(waiting, start + size, size // 4)
             yield TextChunk(waiting[start:stop], False, source)
             start = stop
         waiting = waiting[start:]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, TypeAlias
 
-from unmask.data.readers._fasta import FASTA_READERS
+from unmask.data.readers._fasta import SEQUENCE_READERS
 from unmask.data.readers._json_records import JSON_READERS
 from unmask.data.readers._records import AnyPairFormat, RecordFormat, TextRecord, read_records
 from unmask.data.readers._text import DEFAULT_ENCODING, TextChunk, read_lines, read_text, validate_encoding
@@ -34,12 +34,17 @@ class SourceConfig:
     """The character encoding of text, JSON, csv, tsv and sequence files."""
     delimiter: str | None = None
     """The column separator of csv and tsv files; None: a comma and a tab."""
+    interval_bases: int | None = None
+    """Extend each interval of a BED file from its start to so many bases, moved back inside its contig; None: as it
+    is."""
 
     def __post_init__(self) -> None:
         validate_encoding(self.encoding)
         delimiter = self.delimiter
         if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
             raise ValueError(f"a delimiter must be one character, such as ; or a tab; got {delimiter!r}")
+        if self.interval_bases is not None and self.interval_bases < 1:
+            raise ValueError(f"interval_bases must be at least 1; got {self.interval_bases}")
 
     @property
     def record_format(self) -> RecordFormat:
@@ -57,7 +62,7 @@ class SourceConfig:
             )
             for suffix, table_reader in table_readers(self.encoding, self.delimiter).items()
         }
-        return {**tables, **{suffix: self._text_reader(reader) for suffix, reader in FASTA_READERS.items()}}
+        return {**tables, **{suffix: self._text_reader(reader) for suffix, reader in SEQUENCE_READERS.items()}}
 
     def reader_for(self, suffix: str) -> _DocumentReader:
         """The reader of files with this suffix."""

@@ -5,6 +5,8 @@
                                  .json (a list, or lines) .jsonl .ndjson .csv .tsv .parquet .arrow, FASTA (.fa
                                  .fas .fasta .fna .ffn .frn .faa), FASTQ (.fq .fastq), each also with .gz; or
                                  a folder of `save_to_disk` (its split `train`; PATH/SPLIT for others)
+    FASTA:CONTIG[:FIRST-LAST]    a region of a FASTA file, counted from 1
+    FASTA:BED[:LABEL]            the intervals of a BED file, with this label in the fourth column
     hub:NAME[:CONFIG[:SPLIT]]    a dataset of the hub, or a local dataset folder
 
 Memory use does not grow with the corpus. The same names and files give the same chunks on every machine.
@@ -12,14 +14,18 @@ Memory use does not grow with the corpus. The same names and files give the same
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
+from unmask.data.readers._fasta import FASTA_SUFFIXES
+from unmask.data.readers._regions import Interval, parse_region, read_bed, read_regions
 from unmask.data.readers._save_to_disk import DATASET_DICT_FILE, saved_dataset_files
 from unmask.data.readers._text import TextChunk, chunk_document, decode_stream, numbered_lines
 from unmask.data.readers.config import SourceConfig
@@ -32,6 +38,8 @@ from unmask.io.hub import HUB_PREFIX
 
 STDLIB_SOURCE = "stdlib"
 
+_BED_REGION = re.compile(r"(?P<file>.+\.bed(?:\.gz)?)(?::(?P<label>[^:]+))?", re.IGNORECASE)
+
 
 class Sources:
     """Text sources by name, read in order."""
@@ -39,15 +47,36 @@ class Sources:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
 
-    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
-        """All documents of all sources, each as one or more chunks, the last with `is_last`."""
+    @staticmethod
+    def exists(name: str) -> bool:
+        """Whether a name is that of a file or folder that exists, or of another kind of source."""
+        return Path(name).exists() or not isinstance(_parse_source(name), _FileSource)
+
+    def read_documents(self, config: SourceConfig, held_out: Sources | None = None) -> Iterator[TextChunk]:
+        """All documents of all sources, each as one or more chunks, the last with `is_last`.
+
+        Regions of FASTA files that are among the sources `held_out` are left out; a file that is among them is
+        refused.
+        """
+        excluded = _Excluded() if held_out is None else held_out._as_excluded(config)
         for name in self.names:
             empty = True
-            for chunk in _parse_source(name).read_documents(config):
+            for chunk in _parse_source(name).read_documents(config, excluded):
                 empty = False
                 yield chunk
             if empty:
-                raise ValueError(f"{name} holds no text")
+                raise ValueError(f"{name} holds no text{' that is not held out' if excluded.regions else ''}")
+
+    def _as_excluded(self, config: SourceConfig) -> _Excluded:
+        sources = [(name, _parse_source(name)) for name in self.names]
+        regions: dict[str, list[Interval]] = {}
+        files: dict[str, str] = {}
+        for name, source in sources:
+            if isinstance(source, _RegionSource):
+                regions.setdefault(_real(source.path), []).extend(source.intervals(config))
+            elif isinstance(source, _FileSource):
+                files |= {_real(file): name for file in source.files()}
+        return _Excluded(regions, files)
 
     def read_rows(self, options: ColumnOptions) -> Iterator[tuple[str, tuple[str, ...], Sequence[Any]]]:
         """The rows of tables: the location of each (for error messages), the selected columns and their values.
@@ -98,15 +127,79 @@ def read_texts(path: Path, options: ColumnOptions) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
+class _Excluded:
+    """What is held out for validation, by the file's path: regions of FASTA files, and whole files by their names."""
+
+    regions: Mapping[str, Sequence[Interval]] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def regions_of(self, file: Path) -> Sequence[Interval]:
+        """The regions of a file that are held out; ValueError if all of it is."""
+        path = _real(file)
+        if path in self.files:
+            raise ValueError(f"{file} is among the text to learn and among that to hold out, as {self.files[path]}")
+        return self.regions.get(path, ())
+
+
+@dataclass(frozen=True)
+class _RegionSource:
+    """A region of a FASTA file, or those that a BED file lists."""
+
+    path: Path
+    region: str
+
+    def read_documents(self, config: SourceConfig, excluded: _Excluded) -> Iterator[TextChunk]:
+        config.require_text(str(self.path))
+        wanted, held_out = self.intervals(config), excluded.regions_of(self.path)
+        with open_file(self._file()) as handle:
+            yield from read_regions(handle, str(self.path), wanted, held_out, config.encoding)
+
+    def read_rows(self, options: ColumnOptions) -> NoReturn:
+        raise ValueError(f"{self.path}:{self.region} is a region of a FASTA file, and no table")
+
+    def intervals(self, config: SourceConfig) -> list[Interval]:
+        if self._bed is None:
+            return [parse_region(self.region)]
+        bed, label = self._bed
+        with open_file(_FileSource(bed).files()[0]) as handle:
+            return read_bed(handle, str(bed), label, config.interval_bases)
+
+    def fingerprint(self) -> str:
+        where = self.region if self._bed is None else f"{_FileSource(self._bed[0]).fingerprint()} {self._bed[1] or ''}"
+        return f"{where} of {_FileSource(self._file()).fingerprint()}"
+
+    def file_stats(self) -> list[str]:
+        files = [self.path] if self._bed is None else [self.path, self._bed[0]]
+        return [line for file in files for line in _FileSource(file).file_stats()]
+
+    def text_bytes(self) -> None:
+        return None
+
+    def _file(self) -> Path:
+        return _FileSource(self.path).files()[0]
+
+    @property
+    def _bed(self) -> tuple[Path, str | None] | None:
+        """The BED file and the label, if the region is one."""
+        match = _BED_REGION.fullmatch(self.region)
+        return None if match is None else (Path(match["file"]), match["label"])
+
+
+@dataclass(frozen=True)
 class _FileSource:
     """A file, or all files of a folder that are not hidden."""
 
     path: Path
 
-    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+    def read_documents(self, config: SourceConfig, excluded: _Excluded) -> Iterator[TextChunk]:
         for file in self.files():
+            held_out = excluded.regions_of(file)
             with open_file(file) as handle:
-                yield from config.reader_for(format_suffix(file)[0])(handle, str(file))
+                if held_out:
+                    config.require_text(str(file))
+                    yield from read_regions(handle, str(file), None, held_out, config.encoding)
+                else:
+                    yield from config.reader_for(format_suffix(file)[0])(handle, str(file))
 
     def read_rows(self, options: ColumnOptions) -> Iterator[tuple[str, tuple[str, ...], Sequence[Any]]]:
         readers = table_readers()
@@ -165,7 +258,7 @@ class _StdlibSource:
     _EXCLUDED: ClassVar = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
     _GENERATED_PREFIXES: ClassVar = ("config-", "_sysconfigdata")  # these differ between machines
 
-    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+    def read_documents(self, config: SourceConfig, excluded: _Excluded) -> Iterator[TextChunk]:
         config.require_text(STDLIB_SOURCE)
         root = self._root()
         for file in self._files():
@@ -207,7 +300,7 @@ class _HubSource:
 
     dataset: HubDataset
 
-    def read_documents(self, config: SourceConfig) -> Iterator[TextChunk]:
+    def read_documents(self, config: SourceConfig, excluded: _Excluded) -> Iterator[TextChunk]:
         record_format = config.record_format
         for location, _, values in self.dataset.values([record_format.columns]):
             yield from record_format.to_chunks(values, location)
@@ -228,14 +321,14 @@ class _HubSource:
         return None
 
 
-_Source: TypeAlias = _FileSource | _StdlibSource | _HubSource
+_Source: TypeAlias = _FileSource | _RegionSource | _StdlibSource | _HubSource
 
 
 def _parse_source(name: str) -> _Source:
     if name == STDLIB_SOURCE:
         return _StdlibSource()
     if not name.startswith(HUB_PREFIX):
-        return _FileSource(Path(name))
+        return _parse_region_source(name) or _FileSource(Path(name))
     dataset, config, split, *rest = [*name.removeprefix(HUB_PREFIX).split(":"), "", ""]
     if not dataset or any(rest):
         raise ValueError(
@@ -247,6 +340,31 @@ def _parse_source(name: str) -> _Source:
         path = Path(dataset)
         return _FileSource(path / split if (path / DATASET_DICT_FILE).exists() else path)
     return _HubSource(HubDataset(dataset, config or None, split))
+
+
+def _parse_region_source(name: str) -> _RegionSource | None:
+    """A FASTA file with a region after a colon; None for other names, and for files whose names have colons."""
+    is_bed = _BED_REGION.fullmatch(name) is not None
+    if ":" not in name and not is_bed:
+        return None
+    with os_errors_as_value_error(Path(name), "read"):
+        exists = Path(name).exists()
+    if exists:
+        if is_bed:
+            raise ValueError(f"{name} names regions of a FASTA file: write genome.fa:{name}, with that file in front")
+        return None
+    for colon in re.finditer(":", name):
+        file = Path(name[: colon.start()])
+        if format_suffix(file)[0] in FASTA_SUFFIXES:
+            region = name[colon.end() :]
+            if not region:
+                raise ValueError(f"a region is written {file}:CONTIG or {file}:CONTIG:FIRST-LAST; got {name!r}")
+            return _RegionSource(file, region)
+    return None
+
+
+def _real(file: Path) -> str:
+    return os.path.realpath(file)
 
 
 def _total_size(files: Sequence[Path]) -> int:

@@ -17,6 +17,9 @@ MIN_BPE_VOCAB_SIZE = 257
 _BPE_WORDS_PER_TOKEN = 32
 """Words of text that a BPE is trained on, per token of its vocabulary; ten times more save 0.1 % of tokens."""
 
+DNA_SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
+"""The first ids of Caduceus' tokenizer, in order; the bases follow them."""
+
 _AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ*-"
 """The twenty amino acids; the codes of two, of any, of the two rare ones, of I or L; a stop and a gap."""
 
@@ -39,13 +42,17 @@ def char_backend(alphabet: Iterable[str]) -> tokenizers.Tokenizer:
 
 
 def dna_backend() -> tokenizers.Tokenizer:
-    """A, C, G, T and N; lower case is upper case, and anything else is N."""
-    return _case_insensitive("ACGTN", unk_token="N", lowered="ACGT")
+    """Caduceus' tokenizer: seven special tokens, A, C, G, T and N; lower case is upper case, anything else [UNK]."""
+    vocab = {token: i for i, token in enumerate((*DNA_SPECIAL_TOKENS, *"ACGTN"))}
+    backend = _case_insensitive(vocab, unk_token="[UNK]", lowered="ACGTN")
+    backend.add_special_tokens(list(DNA_SPECIAL_TOKENS))
+    return backend
 
 
 def protein_backend() -> tokenizers.Tokenizer:
     """The amino acids, B, Z, X, U, O, J, * and -; lower case is upper case, and anything else is X."""
-    return _case_insensitive(_AMINO_ACIDS, unk_token="X", lowered=filter(str.isalpha, _AMINO_ACIDS))
+    vocab = {letter: i for i, letter in enumerate(_AMINO_ACIDS)}
+    return _case_insensitive(vocab, unk_token="X", lowered=filter(str.isalpha, _AMINO_ACIDS))
 
 
 def train_bpe_backend(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -88,8 +95,8 @@ def bytes_to_unicode() -> list[str]:
     return [chr(byte if byte in printable else next(replacement)) for byte in range(256)]
 
 
-def _case_insensitive(alphabet: str, unk_token: str, lowered: Iterable[str]) -> tokenizers.Tokenizer:
-    backend = _char_level({letter: i for i, letter in enumerate(alphabet)}, unk_token)
+def _case_insensitive(vocab: dict[str, int], unk_token: str, lowered: Iterable[str]) -> tokenizers.Tokenizer:
+    backend = _char_level(vocab, unk_token)
     backend.normalizer = normalizers.Sequence([normalizers.Replace(each.lower(), each) for each in lowered])
     return backend
 

@@ -17,7 +17,7 @@ _MAX_TRACKED_CHARS, _MAX_SHOWN_CHARS = 64, 5
 """How many different unknown characters are counted and shown, the most frequent first."""
 
 IUPAC_CODES = "RYSWKMBDHV"
-"""IUPAC codes of several bases, which become N."""
+"""IUPAC codes of several bases, which become [UNK]."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a tokenizer is: text to ids and back. The mask is not part of it: models add it as one more id."""
+"""What a tokenizer is: text to ids and back. If the mask is not part of it, models add it as one more id."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unmask.config import to_json
+from unmask.config import suggest, to_json
 from unmask.data.tokenizers._fast_encoders import TokenIds, UIntDtype
 from unmask.data.tokenizers._unknown_stats import MAX_UNKNOWN_FRACTION, UnknownStats
+
+if TYPE_CHECKING:
+    from unmask.types import Vocab
 
 REPLACEMENT_CHAR = "\ufffd"
 """What bytes that are not UTF-8 are decoded to."""
@@ -29,7 +33,7 @@ class BaseTokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """One more than the largest id; the mask is not included."""
+        """One more than the largest id."""
 
     @abstractmethod
     def encode(self, text: str, allow_unknown: bool = False, *, parse_special_tokens: bool = False) -> list[int]:
@@ -47,6 +51,31 @@ class BaseTokenizer(ABC):
     def eos_id(self) -> int | None:
         """The id that ends a document, if there is one."""
         return None
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of its own mask token; None if models add the mask as one more id."""
+        return None
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """Ids that are read but never predicted, drawn or counted, such as N in DNA."""
+        return ()
+
+    @property
+    def complement_ids(self) -> tuple[int, ...] | None:
+        """Of DNA, the id of each id's complement, for all ids of a model: A-T, C-G, all others themselves."""
+        return None
+
+    @property
+    def model_vocab(self) -> Vocab:
+        """The ids of a model of this tokenizer's text."""
+        from unmask.types import Vocab  # imports torch, which takes a second and is not needed to prepare
+
+        if self.mask_id is None:
+            return Vocab(self.vocab_size + 1, self.vocab_size, self.eos_id, self.context_ids)
+        size = self.vocab_size if self.complement_ids is None else len(self.complement_ids)
+        return Vocab(size, self.mask_id, self.eos_id, self.context_ids)
 
     @property
     def unk_token(self) -> str | None:
@@ -71,6 +100,13 @@ class BaseTokenizer(ABC):
     def id_to_token(self, id_: int) -> str | None:
         """How the vocabulary spells an id."""
         return next((token for token, other in self.vocab.items() if other == id_), None)
+
+    def find_ids(self, tokens: Iterable[str]) -> tuple[int, ...]:
+        """The ids of tokens, as the vocabulary spells them."""
+        for token in tokens:
+            if token not in self.vocab:
+                raise ValueError(f"the tokenizer has no token {token!r}{suggest(token, self.vocab)}")
+        return tuple(self.vocab[token] for token in tokens)
 
     def to_json(self) -> str:
         """The contents of a `tokenizer.json`."""
@@ -97,8 +133,8 @@ class BaseTokenizer(ABC):
 
     def unknown_text_message(self, stats: UnknownStats) -> str:
         """Why a text with so many unknown characters is refused."""
-        letters = "".join(self.vocab)
-        is_alphabet = len(letters) == self.vocab_size < 64
+        letters = "".join(token for token in self.vocab if token not in self.special_tokens)
+        is_alphabet = len(letters) == self.vocab_size - len(self.special_tokens) < 64
         known = repr("".join(sorted(letters))) if is_alphabet else f"{self.vocab_size:,} tokens"
         effect = (
             f"and would become {self.unk_token}, more than {MAX_UNKNOWN_FRACTION:.0%}"

@@ -28,6 +28,15 @@ MAX_TOKENIZER_BYTES = 64 << 20
 _EOS_TOKENS = (backends.BPE_EOS_TOKEN, "<|end_of_text|>", "</s>", "[SEP]", "<eos>")
 """How published vocabularies spell the end of a document; the first one that is in the vocabulary counts."""
 
+_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
+"""How published vocabularies spell the mask."""
+
+_COMPLEMENTS = dict(zip("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN", strict=True))
+"""The complement of each base, and of each IUPAC code of several bases."""
+
+_DNA_SIZE_MULTIPLE = 8
+"""The number of ids of a model with Caduceus' tokenizer is a multiple of this; the last ones have no token."""
+
 _log = logging.getLogger("unmask")
 
 
@@ -63,7 +72,7 @@ class Tokenizer(BaseTokenizer):
 
     @classmethod
     def dna(cls) -> Tokenizer:
-        """A, C, G, T and N; lower case is upper case, and anything else is N."""
+        """Caduceus' tokenizer: special tokens, A, C, G, T and N; lower case is upper case, anything else [UNK]."""
         return cls(backends.dna_backend())
 
     @classmethod
@@ -100,7 +109,7 @@ class Tokenizer(BaseTokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id; the mask is not included."""
+        """One more than the largest id."""
         return max(self.known_ids, default=-1) + 1
 
     @cached_property
@@ -108,9 +117,39 @@ class Tokenizer(BaseTokenizer):
         """The id that ends a document, if there is one: byte 0, a newline, or an EOS token."""
         if isinstance(self._fast_encoder, ByteEncoder):
             return 0
-        names = ("\n",) if isinstance(self._fast_encoder, CharEncoder) else _EOS_TOKENS
+        names = (*_EOS_TOKENS, "\n") if isinstance(self._fast_encoder, CharEncoder) else _EOS_TOKENS
         ids = (self.backend.token_to_id(name) for name in names)
         return next((id_ for id_ in ids if id_ is not None), None)
+
+    @cached_property
+    def mask_id(self) -> int | None:
+        """The id of a special token [MASK], <mask> or <|mask|>."""
+        return next((self.vocab[name] for name in _MASK_TOKENS if name in self.special_tokens), None)
+
+    @cached_property
+    def context_ids(self) -> tuple[int, ...]:
+        """In DNA: N and other codes of several bases, and special tokens that no text has."""
+        if self.complement_ids is None:
+            return ()
+        predicted = {
+            *"ACGT",
+            self.unk_token,
+            *(self.id_to_token(i) for i in (self.mask_id, self.eos_id) if i is not None),
+        }
+        return tuple(sorted(id_ for token, id_ in self.vocab.items() if token not in predicted))
+
+    @cached_property
+    def complement_ids(self) -> tuple[int, ...] | None:
+        """That of DNA, which is recognized by its alphabet: A, C, G, T, and at most codes of several bases."""
+        letters = {token: id_ for token, id_ in self.vocab.items() if token not in self.special_tokens}
+        if not isinstance(self.backend.model, models.WordLevel) or not set("ACGT") <= letters.keys() <= set(
+            _COMPLEMENTS
+        ):
+            return None
+        padded = -(-self.vocab_size // _DNA_SIZE_MULTIPLE) * _DNA_SIZE_MULTIPLE
+        size = self.vocab_size + 1 if self.mask_id is None else padded
+        complement = {id_: letters.get(_COMPLEMENTS[letter], id_) for letter, id_ in letters.items()}
+        return tuple(complement.get(id_, id_) for id_ in range(size))
 
     @cached_property
     def unk_token(self) -> str | None:
@@ -198,12 +237,15 @@ class Tokenizer(BaseTokenizer):
                 return ByteEncoder()
             return CachedWordEncoder(self.backend) if backends.uses_gpt2_pretokenizer(self.backend) else None
         vocab = self.backend.get_vocab()
-        if not isinstance(self.backend.model, models.WordLevel) or any(len(token) != 1 for token in vocab):
+        if not isinstance(self.backend.model, models.WordLevel):
             return None
         for preset in (Tokenizer.dna(), Tokenizer.protein()):
             if self.digest == preset.digest and self.unk_token is not None:
-                lower = {letter.lower(): id_ for letter, id_ in vocab.items()}
-                return CharEncoder(vocab | lower, vocab[self.unk_token])
+                letters = {token: id_ for token, id_ in vocab.items() if len(token) == 1}
+                lower = {letter.lower(): id_ for letter, id_ in letters.items()}
+                return CharEncoder(letters | lower, vocab[self.unk_token])
+        if any(len(token) != 1 for token in vocab):
+            return None
         return CharEncoder(vocab) if self.digest == Tokenizer.characters(vocab).digest else None
 
     @cached_property

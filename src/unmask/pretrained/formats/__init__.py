@@ -13,6 +13,7 @@ from unmask.pretrained.formats.dream import DREAM_FORMAT
 from unmask.pretrained.formats.llada import LLADA_FORMAT
 from unmask.pretrained.formats.mamba import MAMBA_FORMAT, MAMBA_SSM_FORMAT
 from unmask.pretrained.formats.mdlm import MDLM_FORMAT
+from unmask.pretrained.formats.mosaic_bert import MOSAIC_BERT_FORMAT
 
 FORMATS: dict[str, Format] = {
     format_.model_type: format_
@@ -25,6 +26,7 @@ FORMATS: dict[str, Format] = {
         MAMBA_FORMAT,
         MAMBA_SSM_FORMAT,
         DIMAMBA_FORMAT,
+        MOSAIC_BERT_FORMAT,
     )
 }
 
