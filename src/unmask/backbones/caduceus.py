@@ -98,7 +98,7 @@ class Caduceus(SSMBackbone):
         layout = SequenceLayout.of(context, h.shape[1], self._kernel_size)
         forward, reverse = h.chunk(2, dim=-1)
         x = self.run_blocks(torch.cat([forward, reverse.flip(1)]), layout.doubled())
-        forward, reverse = x.chunk(2)
+        forward, reverse = x.view(2, *h.shape[:2], -1)
         strands = [select_rows(strand, positions) for strand in (forward, reverse.flip(1))]
         return torch.cat([self.norm(strand) for strand in strands], dim=-1)
 
