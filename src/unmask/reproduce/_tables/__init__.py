@@ -7,6 +7,7 @@ from unmask.reproduce._tables import (
     caching,
     dna,
     gen_ppl,
+    genomic,
     glue,
     lm,
     schedules,
@@ -31,7 +32,7 @@ TABLES: dict[str, Table] = {
         ssd_lm.TABLE,
         dna.TABLE,
         glue.TABLE,
-        dna.GENOMIC_TABLE,
+        genomic.TABLE,
     )
 }
 """By the names that `unmask reproduce` takes, in the order in which `all` carries them out."""
