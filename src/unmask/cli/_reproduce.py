@@ -52,7 +52,7 @@ def reproduce(
         list_tables: List the tables and their claims, and stop.
         scale: The sizes of networks and texts: tiny, for two cores, or those of the paper.
         plan: Print what it would take, and stop: cells, time or GPU-days, data.
-        minutes: Training time of a cell at the scale tiny; the steps that fit are measured once. (default: 5)
+        minutes: Training time of a cell at the scale tiny; the steps that fit are measured once (5 if not given).
         seeds: Cells of each experiment; verdicts need at least 2.
         data: The folder with data sets; by default the source of Python's standard library is the text.
         reference_model: The causal language model that scores generated texts: a folder or a .gguf file.
