@@ -207,6 +207,7 @@ def test_low_rank_adapters_train_and_merge(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of the compiler
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_blocks_are_eager_blocks(name: str) -> None:
     eager, compiled = fresh(name), fresh(name)

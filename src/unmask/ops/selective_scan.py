@@ -144,6 +144,7 @@ def _scan_backward_shapes(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     u, dt, a, b, c, state, restart = inputs
+    ctx.set_materialize_grads(False)  # nobody needs that of the states before the chunks
     ctx.save_for_backward(u, dt, a, b, c, restart, output[2])
     ctx.dtypes = [tensor.dtype for tensor in (u, dt, a, b, c, state)]
 
