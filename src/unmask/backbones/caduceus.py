@@ -103,12 +103,16 @@ class Caduceus(SSMBackbone):
         return torch.cat([self.norm(strand) for strand in strands], dim=-1)
 
     def features(self, h: Tensor, t: Times, context: Context = Context()) -> Tensor:
-        """The mean of both strands: a text and its reverse complement then have the same mean over their tokens."""
+        """The mean of both strands: a text and its reverse complement then have the same mean over their tokens.
+
+        Their channels are in the order in which published heads read them.
+        """
         hidden = self.encode(h, t, None, context)
         if not self.config.equivariant:
             return hidden
         forward, reverse = hidden.chunk(2, dim=-1)
-        return (forward + reverse) / 2
+        mean = (forward + reverse) / 2
+        return mean.flip(-1) if self.config.exchanged_head else mean
 
 
 class _StrandHead(nn.Linear):
