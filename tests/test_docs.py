@@ -264,7 +264,7 @@ def test_every_equation_leads_to_code() -> None:
     assert len(rows) > 25
     for row in rows:
         code = re.split(r"(?<!\\)\|", row)[2]
-        names, files = re.findall(r"`([A-Za-z_.]+)`", code), re.findall(r"`([a-z_/]+\.py)`", code)
+        names, files = re.findall(r"`([A-Za-z0-9_.]+)`", code), re.findall(r"`([a-z0-9_/]+\.py)`", code)
         sources = [(ROOT / "src/unmask" / file).read_text(encoding="utf-8") for file in files]
         for name in (part for dotted in names if not dotted.endswith(".py") for part in dotted.split(".")):
             assert any(re.search(rf"\b(class|def) {name}\b", source) for source in sources), (name, files)
