@@ -103,8 +103,8 @@ def test_a_whole_number_is_a_float_but_not_the_other_way_round() -> None:
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"^model\.objective has kind 'MLDM'; known are MDLM, D3PM, SEDD") as error:
-        from_json(Objective, {"kind": "MLDM"}, "model.objective")
+    with pytest.raises(ValueError, match=r"^model\.objective has kind 'MDLMs'; known are MDLM, D3PM, SEDD") as error:
+        from_json(Objective, {"kind": "MDLMs"}, "model.objective")
     assert str(error.value).endswith("(did you mean MDLM?)")
 
 

@@ -91,7 +91,7 @@ def test_differences_of_low_rank(base: Path, cats: Experiment, tmp_path: Path) -
     unmerged = unmask.LanguageModel(run.model)
     with pytest.raises(ValueError, match="not merged"):
         unmask.save(unmerged, tmp_path / "unmerged")
-    with pytest.raises(ValueError, match="not merged"):
+    with pytest.raises(ValueError, match="merge them first"):
         run.model.to_bf16()
 
 

@@ -10,7 +10,7 @@ from live_server import LENGTH, LiveServer, language_model, live_server
 from unmask import Ancestral, SamplingParams
 from unmask.serve._api_docs import _EXAMPLES
 from unmask.serve._compat import IGNORED_FIELDS, NEUTRAL_VALUES
-from unmask.serve._schemas import CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
+from unmask.serve._schemas import ClassifyResponse, CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
 
 GOOD = {"prompt": "ab", "max_tokens": 5, "steps": 3, "seed": 1}
 
@@ -199,7 +199,7 @@ def test_the_reference_speaks_of_the_server_that_was_asked(server: LiveServer) -
     assert all(name in page for name in (*IGNORED_FIELDS, *NEUTRAL_VALUES))
     icon = server.http.get("/favicon.ico")
     assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
-    kinds = (InfillResponse, CompletionResponse, ScoreResponse, TokenizeResponse)
+    kinds = (InfillResponse, CompletionResponse, ScoreResponse, ClassifyResponse, TokenizeResponse)
     for (request, answer), kind in zip(_EXAMPLES.values(), kinds, strict=True):
         kind.model_validate(answer, strict=True, extra="forbid")
         assert request

@@ -109,7 +109,7 @@ def _first_column(lines: int, log_x: Tensor, part: slice | Tensor) -> Tensor:
 
 
 def test_judgements_by_different_measures_are_not_joined() -> None:
-    draw = DrawTokens(SamplingParams(), torch.zeros(1), 6)
+    draw = DrawTokens(SamplingParams(), torch.zeros(1, dtype=torch.float64), 6)
     one, same, other = (
         DrawWithConfidence(draw, sampler.measure, True) for sampler in (Confidence(8), Threshold(), EntropyBounded())
     )
