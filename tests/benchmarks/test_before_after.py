@@ -10,6 +10,7 @@ from benchmarks import before_after
 from benchmarks.before_after import ROOT, Comparison, _attribute, _model, measure
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_in_two_source_trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The second one has sizes of its own, as another version may."""
     for folder in ("src", "benchmarks", "examples"):

@@ -356,6 +356,7 @@ def test_a_corpus_with_the_mask_id_is_refused(source: Path, tmp_path: Path, monk
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The quick brown fox jumps over the lazy dog.\n" * 5800
 

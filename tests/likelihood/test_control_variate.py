@@ -66,6 +66,7 @@ def words(objective: MDLM) -> TableDenoiser:
     return replace(table, logits=torch.tensor([2.0, 0.0, -2.0, 0.0]) + 0.3 * table.logits)
 
 
+@pytest.mark.slow
 def test_scores_have_the_same_mean_and_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = MDLM(schedule=LINEAR)
     table = words(objective)

@@ -94,6 +94,7 @@ def test_bits_per_byte_need_bytes() -> None:
         _ = Score(1.0, 0.0, 1, None).bits_per_byte
 
 
+@pytest.mark.slow
 def test_the_error_of_several_texts_is_honest_too() -> None:
     """Their draws are independent, so that variances add: the spread over seeds is the reported error."""
     lm = LanguageModel(tiny_models.tiny_denoiser(MDLM()))

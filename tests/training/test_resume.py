@@ -110,6 +110,7 @@ def test_ranks_give_the_same_curve(
     assert close(tmp_path, alone)
 
 
+@pytest.mark.slow
 def test_blocks_with_clipped_times_give_the_same_curve_on_ranks_and_after_a_kill(tmp_path: Path) -> None:
     assert run(tmp_path / "alone", 1, blocks=True) == 0
     expected = losses(tmp_path / "alone")
@@ -120,6 +121,7 @@ def test_blocks_with_clipped_times_give_the_same_curve_on_ranks_and_after_a_kill
     assert losses(tmp_path / "killed") == expected
 
 
+@pytest.mark.slow
 def test_learned_schedules_give_the_same_curve_on_ranks_sharded_and_after_a_kill(tmp_path: Path) -> None:
     """Their gradients too, which come from outside of the network's call: Adam would hide a wrong factor."""
 
