@@ -185,8 +185,7 @@ def finetune() -> Experiment:
 
 
 def sft() -> Experiment:
-    """Go on from a model (--init-from) with prompts and completions (--sources pairs.jsonl), by differences of rank
-    16."""
+    """Go on from a model (--init-from) with prompts and completions (--sources pairs.jsonl), by LoRA of rank 16."""
     base = finetune()
     return replace(
         base,

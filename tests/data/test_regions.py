@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from unmask.data.readers import SourceConfig, Sources
 from unmask.data.readers import _fasta as fasta
 from unmask.data.readers._regions import Interval, _without, parse_region
 
-DATA = Path(os.environ.get("UNMASK_DATA", "/work/shared/data"))
+DATA = Path(__file__).parents[3] / "shared" / "data"
 LETTERS = np.random.default_rng(0).choice(list("ACGT"), 3000)
 CHR1, CHR2 = "".join(LETTERS[:2000]), "".join(LETTERS[2000:])
 HLA = "HLA-A*01:01"
@@ -192,7 +191,7 @@ def test_a_bed_file_alone_and_files_that_are_not_fasta_are_refused(tmp_path: Pat
         SourceConfig(interval_bases=0)
 
 
-@pytest.mark.skipif(not (DATA / "dna").exists(), reason="needs the data folder with genomes (UNMASK_DATA)")
+@pytest.mark.skipif(not (DATA / "dna").exists(), reason="needs genomes in ../shared/data")
 def test_a_region_of_chromosome_x() -> None:
     genome = DATA / "dna" / "genomes" / "human_chrX_20Mb.fa.gz"
     with gzip.open(genome, "rt") as file:

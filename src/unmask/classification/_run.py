@@ -6,7 +6,6 @@ beside them are best.safetensors, the weights of the best epoch, and results.jso
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from unmask.classification._folder import save_classifier
 from unmask.classification._metrics import Evaluation, Metric, Summary, summarize
 from unmask.classification._training import BestEpoch, build_classifier, build_trainer
 from unmask.distributed import Distributed
-from unmask.io.atomic import atomic_file
+from unmask.io.atomic import write_json
 from unmask.io.untrusted import read_json_object
 from unmask.model import LanguageModel
 from unmask.pretrained import load
@@ -205,12 +204,6 @@ def _read_result(run: RunFolder) -> RunResult | None:
 def _read_evaluation(data: Mapping[str, Any]) -> Evaluation:
     metrics = {name: Metric(**metric) for name, metric in data["metrics"].items()}
     return Evaluation(data["rows"], metrics, tuple(tuple(line) for line in data["confusion"]))
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """A file of plain data, replaced atomically."""
-    with atomic_file(path) as file:
-        file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

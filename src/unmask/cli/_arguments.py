@@ -109,19 +109,14 @@ def write_results(
     as_json: bool,
 ) -> bool:
     """Write results and their provenance to the file `out` and, if `as_json`, to stdout; returns `as_json`."""
+    from unmask.io.atomic import write_json
     from unmask.provenance import collect_provenance
 
     whole = {**results, "provenance": collect_provenance(seed, data, model)}
     if as_json:
         print_json(whole)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        fresh = out.with_name(f".{out.name}.writing")
-        try:
-            fresh.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(fresh, out)
-        finally:
-            fresh.unlink(missing_ok=True)
+        write_json(out, whole)
     return as_json
 
 

@@ -17,7 +17,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,19 @@ from unmask.data.corpus import Corpus
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment
 from unmask.hardware.precision import bf16_is_faster
-from unmask.io.atomic import atomic_file
+from unmask.io.atomic import write_json
 from unmask.io.locks import file_lock
 from unmask.io.untrusted import read_json_object
 from unmask.pretrained import load
 from unmask.provenance import collect_provenance
+from unmask.reproduce._measurements import FORMAT, measurement_to_json, read_measurement
 from unmask.reproduce._trainings import PILOT_SEED, PILOT_SHARE, RATE_FACTORS, with_steps
-from unmask.reproduce._vocabulary import Cell, Estimate, Figures, Measurement, Setup, Table, TrainedModel, Training
+from unmask.reproduce._vocabulary import Cell, Figures, Measurement, Setup, Table, TrainedModel, Training
 from unmask.run import build_trainer, prepare_corpus, run_experiment
 from unmask.training.logger import format_duration
 from unmask.training.loop import DivergedError
 from unmask.training.run_folder import RunFolder
 
-_FORMAT = "unmask-reproduce-1"
 _SPEED_STEPS = 12
 """Steps whose time says how many fit into the minutes of a cell; the first two set things up and do not count."""
 _MIN_STEPS = 8
@@ -64,8 +64,8 @@ class Lab:
             return
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file; choose another folder for the reproduction")
-        with self._plan() as plan:
-            plan.setdefault("format", _FORMAT)
+        with self.edit_plan() as plan:
+            plan.setdefault("format", FORMAT)
             mine = {"scale": self.setup.scale, "minutes": self.setup.minutes if self.setup.is_tiny else None}
             for name, value in mine.items():
                 if plan.setdefault(name, value) != value:
@@ -142,13 +142,13 @@ class Lab:
         return read_json_object(file) if file.exists() else {}
 
     @contextlib.contextmanager
-    def _plan(self) -> Iterator[dict[str, Any]]:
+    def edit_plan(self) -> Iterator[dict[str, Any]]:
         """The plan, to be changed: other processes on the same folder wait."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "plan.json"
         with file_lock(file):
             plan = self.plan()
-            if plan and plan.get("format") != _FORMAT:
+            if plan and plan.get("format") != FORMAT:
                 raise ValueError(f"{file} is not the plan of a reproduction of this version; choose another folder")
             before = json.dumps(plan)
             yield plan
@@ -160,7 +160,7 @@ class Lab:
         if not self.setup.is_tiny:
             return training.experiment.training.steps
         if self.distributed.is_main:
-            with self._plan() as plan:
+            with self.edit_plan() as plan:
                 planned = plan.setdefault("steps", {})
                 if training.group not in planned:
                     plan.setdefault("bf16", bf16_is_faster(self.distributed.device))
@@ -198,7 +198,7 @@ class Lab:
             best = min(RATE_FACTORS, key=lambda factor: _or_infinity(nats[str(factor)]))
             chosen = {"factor": best, "pilots": nats}
             if self.distributed.is_main:
-                with self._plan() as plan:
+                with self.edit_plan() as plan:
                     plan.setdefault("rates", {})[training.name] = chosen
                 for factor in RATE_FACTORS:
                     shutil.rmtree(self._pilot_folder(training, factor), ignore_errors=True)
@@ -307,97 +307,6 @@ def run_cells(
         )
         if all(other.table != cell.table for other in left[number:]):
             whole(by_name[cell.table])
-
-
-def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> list[Cell]:
-    """The cells of shard (i, n), counted from 1: all that measure the same training are in the same shard."""
-    if shard is None:
-        return list(cells)
-    index, count = shard
-    if not 1 <= index <= count:
-        raise ValueError(f"a shard is written I/N with 1 <= I <= N; got {index}/{count}")
-    names = list(dict.fromkeys(cell.training.name for cell in cells))
-    return [cell for cell in cells if names.index(cell.training.name) % count == index - 1]
-
-
-def join_folders(lab: Lab, others: Sequence[Path]) -> int:
-    """Copy the cells of other folders into this one; the number of new ones. All must have the same plan."""
-    joined = 0
-    for folder in others:
-        other = Lab(folder, lab.setup)
-        theirs = other.plan()
-        if not theirs:
-            raise ValueError(f"{folder} is not the folder of a reproduction: it has no plan.json")
-        with lab._plan() as plan:
-            _merge_plans(plan, theirs, folder)
-        for file in sorted(folder.glob("cells/*/*.json")):
-            target = lab.folder / file.relative_to(folder)
-            measurement = read_measurement(file)
-            if target.exists():
-                if read_measurement(target).figures != measurement.figures:
-                    raise ValueError(f"{file} and {target} are the same cell with different figures: remove one")
-                continue
-            write_json(target, measurement_to_json(measurement))
-            joined += 1
-    return joined
-
-
-def _merge_plans(plan: dict[str, Any], theirs: Mapping[str, Any], folder: Path) -> None:
-    """Steps and rates of both, which must not contradict each other."""
-    for name in ("format", "scale", "minutes", "bf16"):
-        if plan.setdefault(name, theirs.get(name)) != theirs.get(name):
-            raise ValueError(
-                f"{folder} was planned with {name} {theirs.get(name)}, and this folder with {plan[name]}: their cells"
-                " cannot be compared"
-            )
-    for name in ("steps", "seconds_per_step", "rates"):
-        mine = plan.setdefault(name, {})
-        for key, value in theirs.get(name, {}).items():
-            if name == "steps" and mine.setdefault(key, value) != value:
-                raise ValueError(
-                    f"{folder} trains {key} for {value:,} steps, and this folder for {mine[key]:,}: copy plan.json"
-                    " to every machine before its first cell, so that all have equal steps"
-                )
-            mine.setdefault(key, value)
-
-
-def write_json(file: Path, data: Any) -> None:
-    """Atomically: complete or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(file) as fresh:
-        fresh.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def measurement_to_json(measurement: Measurement) -> dict[str, Any]:
-    """A measurement as its file holds it."""
-    figures = {
-        row: {column: list(estimate) for column, estimate in columns.items()}
-        for row, columns in measurement.figures.items()
-    }
-    return {
-        "format": _FORMAT,
-        "table": measurement.table,
-        "method": measurement.method,
-        "seed": measurement.seed,
-        "figures": figures,
-        **measurement.facts,
-    }
-
-
-def read_measurement(file: Path) -> Measurement:
-    """A measurement of a file, which is checked."""
-    data = read_json_object(file)
-    if data.pop("format", None) != _FORMAT:
-        raise ValueError(f"{file} is not a measurement of this version of unmask; remove it, and it is measured again")
-    try:
-        figures: Figures = {
-            str(row): {str(column): Estimate(float(value), float(error)) for column, (value, error) in columns.items()}
-            for row, columns in data.pop("figures").items()
-        }
-        table, method, seed = (data.pop(name) for name in ("table", "method", "seed"))
-        return Measurement(str(table), str(method), int(seed), figures, data)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError(f"{file} is damaged; remove it, and it is measured again") from None
 
 
 def _require_finite(cell: Cell, figures: Figures) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from unmask.distributed import Distributed
-from unmask.io.atomic import atomic_file
+from unmask.io.atomic import atomic_file, write_json
 from unmask.io.untrusted import read_json_object
 from unmask.report import require_matplotlib
-from unmask.reproduce._lab import Lab, join_folders, run_cells, select_shard, write_json
+from unmask.reproduce._lab import Lab, run_cells
 from unmask.reproduce._results import table_to_json
+from unmask.reproduce._shards import join_folders, select_shard
 from unmask.reproduce._tables import TABLES
 from unmask.reproduce._vocabulary import Cell, Setup, Table
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from unmask.data.corpus import Corpus
 from unmask.distributed import Distributed
-from unmask.io.atomic import atomic_file
+from unmask.io.atomic import atomic_file, write_json
 from unmask.io.locks import folder_lock
 from unmask.io.untrusted import read_json_object
 from unmask.registry import AllowCode
@@ -111,11 +111,11 @@ class RunFolder:
         """Write experiment.json; `extended_from`: the numbers of steps that the run had before, if it was extended."""
         extensions = {"extended_from": extended_from} if extended_from else {}
         keys = {"format": _RUN_FORMAT, **settings, "corpus_sha256": corpus_digest, **extensions}
-        _write_json(self.experiment_file, keys)
+        write_json(self.experiment_file, keys)
 
     def write_model_config(self, config: dict[str, Any]) -> None:
         """Write model_config.json."""
-        _write_json(self.model_config_file, config)
+        write_json(self.model_config_file, config)
 
     def write_tokenizer(self, tokenizer_json: str) -> None:
         """Write tokenizer.json."""
@@ -207,11 +207,6 @@ def _normalize_path(value: Any) -> Any:
     if isinstance(value, list):
         return [_normalize_path(item) for item in value]
     return os.path.realpath(value) if isinstance(value, str) and "\0" not in value else value
-
-
-def _write_json(path: Path, data: Any) -> None:
-    with atomic_file(path) as file:
-        file.write_text(json.dumps(data, indent=2), encoding="utf-8")
 
 
 def _remove(entries: Iterator[Path]) -> None:

@@ -25,8 +25,8 @@ from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
 _STEPS = {"tiny": 50, "paper": 1000}
 _TEXTS = {"tiny": 4, "paper": 200}
-_WINDOWS = {"tiny": 4, "paper": 2}
-"""The length of a text, as a multiple of the network's: 512 and 2,048 tokens."""
+_LENGTH = 2048
+"""Tokens of a text: 16 windows of a small network, 2 of the paper's."""
 
 
 def _trainings(setup: Setup) -> Sequence[Training]:
@@ -42,7 +42,7 @@ def _measure(trained: TrainedModel) -> Figures:
         sampler = SemiAutoregressive(stride=length // 2, sampler=Ancestral(steps))
     spec = SamplerSpec(trained.method, steps, sampler)
     judge, seed = load_judge(trained.setup), 1000 * trained.seed
-    metrics = evaluate_samples(trained.lm, spec, _TEXTS[scale], _WINDOWS[scale] * length, seed, judge)
+    metrics = evaluate_samples(trained.lm, spec, _TEXTS[scale], _LENGTH, seed, judge)
     return {trained.method: sample_columns(metrics)}
 
 
@@ -63,8 +63,8 @@ TABLE = Table(
         below("MDLM is at least ten times as fast.", "mdlm", "ssd-lm", column=SECONDS.key, factor=0.1),
     ),
     protocol=(
-        "4 texts of 512 tokens at once, 50 steps for each window or block (200 texts of 2,048 tokens and 1,000 steps"
-        " at the paper's scale); MDLM moves its window by half of its length.",
+        "4 texts of 2,048 tokens at once, 50 steps for each window or block (200 texts and 1,000 steps at the paper's"
+        " scale); MDLM moves its window by half of its length.",
         "Both are trained on the same rows for as many steps. SSD-LM predicts one block of each row, so it learns from"
         " fewer tokens; it has no likelihood, and none is shown.",
         "Entropy stands beside: SSD-LM projects to a nucleus of 0.2, as published, which lowers perplexity and"
