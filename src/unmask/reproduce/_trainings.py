@@ -14,7 +14,7 @@ from unmask.backbones.dit import DiTConfig, LocalInit, TimeConditioning
 from unmask.baselines import SSDLM
 from unmask.data.loader import Wrapped
 from unmask.experiment import Experiment
-from unmask.objectives import D3PM, MDLM, SEDD, NextToken, Objective, UniformDiffusion
+from unmask.objectives import D3PM, MDLM, SEDD, NextToken, Objective
 from unmask.recipes import lm1b, owt_small
 from unmask.reproduce._vocabulary import Setup, Training
 from unmask.training.config import TrainingConfig
@@ -47,7 +47,6 @@ _METHODS = {
     "mdlm": _Method(MDLM()),
     "sedd": _Method(SEDD()),
     "d3pm": _Method(D3PM(steps=_DISCRETE_STEPS)),
-    "uniform": _Method(UniformDiffusion(steps=_DISCRETE_STEPS), relative_cost=4.0),
     "mdlm-discrete": _Method(MDLM(steps=_DISCRETE_STEPS)),
     "mdlm-no-carry-over": _Method(MDLM(steps=_DISCRETE_STEPS, carry_over=False), relative_cost=1.7),
     "ssd-lm": _Method(SSDLM()),

@@ -11,7 +11,7 @@ from unmask.reproduce._vocabulary import Row, Setup, Table, Training
 
 
 def _trainings(setup: Setup) -> Sequence[Training]:
-    return text_trainings(setup, "mdlm", "ar", "sedd", "d3pm", "uniform", dataset="lm1b")
+    return text_trainings(setup, "mdlm", "ar", "sedd", "d3pm", dataset="lm1b")
 
 
 TABLE = Table(
@@ -24,7 +24,6 @@ TABLE = Table(
         Row("mdlm", "MDLM", {PERPLEXITY.key: "27.04 (LM1B), 23.21 (OWT)"}),
         Row("sedd", "SEDD", {PERPLEXITY.key: "32.79 (LM1B), 24.10 (OWT)"}),
         Row("d3pm", "D3PM, absorbing", {PERPLEXITY.key: "76.90 (LM1B)"}),
-        Row("uniform", "uniform diffusion"),
     ),
     trainings=_trainings,
     measure=held_out_columns,
@@ -43,9 +42,7 @@ TABLE = Table(
     protocol=(
         "Every method has the same text, tokenizer, network, batches and number of rows; AR has half the steps, as in"
         " the paper, so that as many tokens are predicted.",
-        "Perplexities are upper bounds but for AR's, which is exact; D3PM's and uniform diffusion's are those of"
-        " 1,000 steps.",
-        "Uniform diffusion is not in the paper's table.",
+        "Perplexities are upper bounds but for AR's, which is exact; D3PM's is that of 1,000 steps.",
     ),
     data=TEXT,
     missing=missing_text,
