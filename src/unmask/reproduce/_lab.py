@@ -114,15 +114,16 @@ class Lab:
 
     def _started(self, training: Training, seed: int) -> Training:
         """The training with the model that it starts from, which is trained or fetched first."""
+        experiment = training.experiment
         if training.parent is not None:
             folder = self._trained(training.parent, seed)[1] / "model"
         elif training.published is not None:
-            folder = training.published(self.folder / "published")
+            published = training.published(self.folder / "published")
+            folder, experiment = published.model, published.change_text(experiment)
         else:
             return training
-        objective = training.experiment.objective
-        experiment = training.experiment.with_init_from(str(folder.resolve()), load(folder))
-        return replace(training, experiment=experiment.with_objective(objective))
+        started = experiment.with_init_from(str(folder.resolve()), load(folder))
+        return replace(training, experiment=started.with_objective(experiment.objective))
 
     def read(self, cell: Cell) -> Measurement | None:
         """The measurement of a finished cell; None if it is not done."""

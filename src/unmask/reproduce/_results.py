@@ -60,14 +60,14 @@ def _cell_to_json(measurement: Measurement) -> dict[str, Any]:
 
 
 def table_lines(data: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of text: a column with our figure, and one with the paper's where it has any."""
-    header, keys = (
-        [
-            "",
-        ],
-        [],
-    )
+    """Header and rows of text: a column with our figure, and one with the paper's where it has any.
+
+    Columns of which nothing was measured are left out.
+    """
+    header, keys = [""], []
     for column in data["columns"]:
+        if not any(column["key"] in row["figures"] for row in data["rows"]):
+            continue
         header.append(column["label"])
         keys.append((column["key"], False))
         if any(column["key"] in row["paper"] for row in data["rows"]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -79,6 +79,23 @@ class Setup:
         return max(40, min(400, round(100 * self.minutes))) if self.is_tiny else None
 
 
+class Published(NamedTuple):
+    """A published model, and text for it if it needs text of its own."""
+
+    model: Path
+    sources: tuple[str, ...] = ()
+    """The text to learn; none: that of the experiment."""
+    valid_sources: tuple[str, ...] = ()
+    """The text that is held out."""
+
+    def change_text(self, experiment: Experiment) -> Experiment:
+        """The experiment on this text."""
+        if not self.sources:
+            return experiment
+        prepare = replace(experiment.prepare, valid_sources=self.valid_sources)
+        return replace(experiment, sources=self.sources, prepare=prepare)
+
+
 @dataclass(frozen=True)
 class Training:
     """How a method is trained; several tables may measure the same model."""
@@ -99,9 +116,9 @@ class Training:
     """The experiment whose speed decides the steps of the group; None: its own."""
     parent: Training | None = None
     """The training whose model, of the same seed, this one starts from."""
-    published: Callable[[Path], Path] | None = None
-    """Gives the folder of a published model, below a folder to write to: what this training starts from or, without a
-    share of the steps, what is measured as it is."""
+    published: Callable[[Path], Published] | None = None
+    """Gives a published model, below a folder to write to: what this training starts from or, without a share of the
+    steps, what is measured as it is."""
 
 
 class Cell(NamedTuple):
