@@ -1,8 +1,9 @@
-"""Write docs/reproduction.md and docs/results/*.json from the folder of a reproduction.
+"""Write docs/reproduction.md and docs/results from the folder of a reproduction.
 
     python tools/reproduction.py runs/reproduce
 
-Every figure and every verdict of the document is in the JSON files, which `unmask reproduce` wrote.
+Every figure and every verdict of the document is in the JSON files, which `unmask reproduce` wrote. The finished cells
+are copied, too: `unmask reproduce all --join docs/results` goes on from there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unmask.io.atomic import write_json
 from unmask.reproduce import TABLES, outcome_in_words, seeds_done, table_lines
 
 _INTRO = (
@@ -88,21 +90,22 @@ def _escape(text: str) -> str:
 
 
 def write(folder: Path, docs: Path) -> Path:
-    """Copy the results, without the commands that name folders of the machine, and write the page."""
-    tables = []
-    for name in TABLES:
-        file = folder / "results" / f"{name}.json"
-        if file.exists():
-            table = json.loads(file.read_text(encoding="utf-8"))
-            for cell in table["cells"]:
-                cell["provenance"].pop("command", None)
-            tables.append(table)
+    """Copy plan, cells and results, without what names folders of the machine, and write the page."""
+    stored = [folder / "results" / f"{name}.json" for name in TABLES]
+    tables = [json.loads(file.read_text(encoding="utf-8")) for file in stored if file.exists()]
     if not tables:
         raise SystemExit(f"{folder} has no results/*.json: run `unmask reproduce` first")
-    (docs / "results").mkdir(parents=True, exist_ok=True)
+    results = docs / "results"
+    write_json(results / "plan.json", json.loads((folder / "plan.json").read_text(encoding="utf-8")))
+    for file in sorted(folder.glob("cells/*/*.json")):
+        cell = json.loads(file.read_text(encoding="utf-8"))
+        del cell["experiment"]  # its files have names of the machine; steps, rates and digests are elsewhere
+        cell["provenance"].pop("command", None)
+        write_json(results / file.relative_to(folder), cell)
     for table in tables:
-        text = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
-        (docs / "results" / f"{table['name']}.json").write_text(text, encoding="utf-8")
+        for cell in table["cells"]:
+            cell["provenance"].pop("command", None)
+        write_json(results / f"{table['name']}.json", table)
     page = docs / "reproduction.md"
     page.write_text(document(tables), encoding="utf-8")
     return page

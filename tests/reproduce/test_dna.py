@@ -51,5 +51,5 @@ def test_perplexity_and_classification(data: Path, tmp_path: Path, monkeypatch: 
     assert {cell["method"]: cell["steps"] for cell in dna["cells"]} == {"ar": 16, "mdlm": 8, "plaid": 8, "sedd": 8}
     assert all(0 <= row["figures"]["average"]["mean"] <= 100 for row in genomic["rows"])
     cell = json.loads((out / "cells" / "dna" / "sedd-seed-1.json").read_text())
-    assert cell["experiment"]["init_from"] == str(out / "runs" / "dna-mlm" / "seed-1" / "model")
+    assert cell["experiment"]["init_from"] == "OUT/runs/dna-mlm/seed-1/model"
     assert (out / "runs" / "dna-mlm" / "seed-1" / "classifiers" / "mouse_0" / "results.json").exists()

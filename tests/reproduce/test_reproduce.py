@@ -24,6 +24,7 @@ from tools import reproduction
 from unmask import MDLM, LanguageModel, Tokenizer, load, save
 from unmask.cli import main
 from unmask.reproduce import TABLES, Setup, _lab, _trainings, plan_tables, reproduce, table_lines
+from unmask.reproduce._vocabulary import Published
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("--minutes", "0.0005", "--seeds", "2")
@@ -147,12 +148,23 @@ def test_the_document_is_written_from_the_results(whole: Path, tmp_path: Path) -
     """Every figure of the page is in the JSON files, which name no folder of this machine."""
     page = reproduction.write(whole, tmp_path).read_text(encoding="utf-8")
     stored = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "results").glob("*.json")}
-    assert set(stored) == {"lm", "schedules"}
-    assert all(str(whole) not in file.read_text() for file in (tmp_path / "results").glob("*.json"))
+    assert set(stored) == {"lm", "schedules", "plan"}
+    assert all(str(whole) not in file.read_text() for file in (tmp_path / "results").rglob("*.json"))
+    del stored["plan"]
     for table in stored.values():
         _, rows = table_lines(table)
         assert all(cell in page for row in rows for cell in row)
         assert all(f"{claim['text']} |" in page for claim in table["claims"])
+
+
+def test_what_was_written_for_the_document_can_be_joined(
+    whole: Path, data: Path, tmp_path: Path, command: Command
+) -> None:
+    reproduction.write(whole, tmp_path)
+    out = tmp_path / "out"
+    done = command("lm", "schedules", *QUICK, "--data", data, "--out", out, "--join", tmp_path / "results")
+    assert done.err == "6 cells joined\n6 of 6 cells are done already\n"
+    assert figures(out) == figures(whole)
 
 
 def test_shards_make_the_whole(whole: Path, data: Path, tmp_path: Path, command: Command) -> None:
@@ -294,7 +306,9 @@ def test_trainings_start_from_published_models_and_from_each_other(data: Path, t
     (base,) = _trainings.text_trainings(setup, "mdlm")
     lm = LanguageModel.from_config(base.experiment.backbone, MDLM(), Tokenizer.bytes())
     published = save(lm, tmp_path / "published")
-    given = replace(base, name="given", method="given", share=0.0, group="other", published=lambda _folder: published)
+    given = replace(
+        base, name="given", method="given", share=0.0, group="other", published=lambda _folder: Published(published)
+    )
     tuned = replace(given, name="tuned", method="tuned", share=1.0)
     child = replace(tuned, name="child", method="child", published=None, parent=tuned)
     table = replace(TABLES["lm"], trainings=lambda setup: [given, tuned, child])

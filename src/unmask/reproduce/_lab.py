@@ -92,7 +92,7 @@ class Lab:
             "learning_rate_factor": rate,
             "seconds": round(time.time() - started, 1),
             "load": [round(load, 2) for load in os.getloadavg()],
-            "experiment": experiment.fixed_settings(),
+            "experiment": self._without_folders(experiment.fixed_settings()),
             "provenance": collect_provenance(cell.seed, {"corpus": f"sha256:{trained.corpus.digest}"}),
         }
         measurement = Measurement(cell.table, cell.training.method, cell.seed, figures, facts)
@@ -100,6 +100,14 @@ class Lab:
             write_json(self._cell_file(cell), measurement_to_json(measurement))
         self.distributed.barrier()
         return measurement
+
+    def _without_folders(self, settings: dict[str, Any]) -> Any:
+        """Settings whose files are named from DATA and OUT, wherever these are."""
+        text = json.dumps(settings)
+        for folder, name in ((self.setup.data, "DATA"), (self.folder, "OUT")):
+            if folder is not None:
+                text = text.replace(json.dumps(str(folder.resolve()))[1:-1], name)
+        return json.loads(text)
 
     def _trained(self, training: Training, seed: int) -> tuple[Experiment, Path, float]:
         """Train a model and what it starts from, as far as that is not done: its experiment, folder and rate."""

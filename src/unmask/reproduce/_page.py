@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def render_tables(tables: Sequence[Mapping[str, Any]], plot_columns: Mapping[str, Sequence[str]]) -> str:
-    """The HTML document of tables as `table_to_json` gives them; `plot_columns`: what is plotted of each."""
+def render_tables(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The HTML document of tables as `table_to_json` gives them."""
     sections = [_summary(tables)]
     for data in tables:
-        columns = plot_columns.get(data["name"]) or (data["columns"][0]["key"],)
-        plots = [plot for key in columns if (plot := _plot(data, key)) is not None]
+        curve = data["plots"]["curve"]
+        drawn = [_plot_curve(data, *curve)] if curve else []
+        drawn += [_plot(data, key) for key in data["plots"]["columns"]]
+        plots = [plot for plot in drawn if plot is not None]
         body = _notes(data) + _table(data) + _claims(data["claims"]) + figures_html(plots)
         sections.append(section_html(data["name"], f"{data['number']}: {data['title']}", body))
     title = "The tables of the MDLM paper"
@@ -60,12 +62,47 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
+def _label(data: Mapping[str, Any], key: str) -> str:
+    label: str = next(column["label"] for column in data["columns"] if column["key"] == key)
+    return label
+
+
+def _plot_curve(data: Mapping[str, Any], x: str, y: str) -> Plot | None:
+    """A column against another, a line for each method, with errors of the second."""
+    curves: dict[str, list[Mapping[str, Any]]] = {}
+    for row in data["rows"]:
+        if {x, y} <= set(row["figures"]):
+            method, word = row["label"].partition(",")[0], row["key"].rpartition("-")[0]
+            curves.setdefault(method if word else row["label"], []).append(row["figures"])
+    if not curves:
+        return None
+    x_label, y_label = _label(data, x), _label(data, y)
+
+    def draw(axes: Axes) -> None:
+        for number, (name, points) in enumerate(curves.items()):
+            means = [[point[key]["mean"] for point in points] for key in (x, y)]
+            errors = [point[y]["error"] for point in points]
+            axes.errorbar(*means, yerr=errors, color=PALETTE[number], label=name, **ERRORBAR_STYLE)
+        axes.set(xlabel=x_label, ylabel=y_label, xscale="log", yscale="log")
+        axes.legend()
+
+    table = [(name, p[x]["mean"], p[y]["mean"], p[y]["error"]) for name, points in curves.items() for p in points]
+    return render_plot(
+        f"{data['name']}-{x}-{y}",
+        f"{y_label} against {x_label}, a line for each method.",
+        f"{y_label} against {x_label}: " + "; ".join(f"{name} {line[1]:.4g}" for name, *line in table) + ".",
+        draw,
+        ("", x_label, y_label, "standard error"),
+        table,
+    )
+
+
 def _plot(data: Mapping[str, Any], key: str) -> Plot | None:
     """The figures of a column: a point for each seed, and the mean with its error."""
     rows = [row for row in data["rows"] if key in row["figures"]]
     if not rows:
         return None
-    label = next(column["label"] for column in data["columns"] if column["key"] == key)
+    label = _label(data, key)
     figures = [row["figures"][key] for row in rows]
 
     def draw(axes: Axes) -> None:

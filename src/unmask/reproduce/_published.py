@@ -117,7 +117,7 @@ def _write_antiberty(source: Path, folder: Path) -> None:
         **roles,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(names, indent=1), encoding="utf-8")
-    _write_masked_lm(folder, {**config, "eos_token_id": tokens.index("[SEP]")}, weights)
+    _write_masked_lm(folder, config, weights)
 
 
 def _write_masked_lm(folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

@@ -70,7 +70,7 @@ def write_tables(folder: Path, setup: Setup, tables: Sequence[Table]) -> list[di
             write_json(folder / _RESULTS / f"{table.name}.json", written[-1])
     stored = [folder / _RESULTS / f"{name}.json" for name in TABLES]
     everything = [read_json_object(file) for file in stored if file.exists()]
-    page = render_tables(everything, {name: table.plot_columns for name, table in TABLES.items()})
+    page = render_tables(everything)
     with atomic_file(folder / "index.html") as file:
         file.write_text(page, encoding="utf-8")
     return written

@@ -36,6 +36,7 @@ def table_to_json(
         "rows": rows,
         "claims": [_claim_to_json(table, index, results) for index in range(len(table.claims))],
         "protocol": list(table.protocol),
+        "plots": {"columns": list(table.plot_columns or [table.columns[0].key]), "curve": table.curve},
         "plan": {key: plan.get(key) for key in ("minutes", "steps", "rates", "bf16")},
         "cells": [_cell_to_json(each) for each in measurements],
     }

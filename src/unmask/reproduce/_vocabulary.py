@@ -231,6 +231,8 @@ class Table:
     """Why it cannot be carried out with this setup; None if it can."""
     plot_columns: tuple[str, ...] = ()
     """Columns that the page plots; by default the first."""
+    curve: tuple[str, str] | None = None
+    """Two columns that the page plots against each other; rows whose keys differ in their last word only are joined."""
     measuring_cost: float = 0.2
     """The time of a measurement as a multiple of a cell's minutes: a guess for plans, that decides nothing."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.reproduce._dna import GENOME, dna_trainings, missing_genome
+from unmask.reproduce._dna import GENOME, HG38, dna_trainings, missing_genome
 from unmask.reproduce._measures import NATS, PERPLEXITY, held_out_columns
 from unmask.reproduce._statistics import below
 from unmask.reproduce._vocabulary import Row, Setup, Table, Training
@@ -33,13 +33,14 @@ TABLE = Table(
         below("Autoregressive Mamba has a lower perplexity than MDLM.", "ar", "mdlm", column=NATS.key),
     ),
     protocol=(
-        "Networks of the paper's size on rows of 256 bases of 20 megabases of chromosome X; whole megabases are held"
-        " out, N is never a target, and rows are read on either strand.",
+        "Networks of the paper's size on rows of 256 bases of 20 megabases of chromosome X (at the paper's scale 1,024"
+        " bases of hg38); whole megabases are held out, N is never a target, and rows are read on either strand.",
         "The diffusion objectives start from one Caduceus-Ph trained by MLM for as many steps; Mamba has as many as"
-        " both together. The paper's ± is max minus min; ours is a standard error.",
+        " both together (at the paper's scale all start from 10,000 steps of pre-training and have 50,000). The"
+        " paper's ± is max minus min; ours is a standard error.",
         "A perplexity of 4 knows nothing, and one near 3.9 the frequencies of the bases.",
         "HyenaDNA is not among our networks.",
     ),
-    data=f"DATA/{GENOME}",
+    data=f"DATA/{GENOME}; at the paper's scale {HG38}",
     missing=missing_genome,
 )

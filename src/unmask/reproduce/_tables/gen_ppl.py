@@ -88,5 +88,6 @@ TABLE = Table(
     ),
     data=f"a reference model (--reference-model); {TEXT}",
     missing=missing_judge,
-    plot_columns=(JUDGED.key, ENTROPY.key, SECONDS.key),
+    plot_columns=(ENTROPY.key,),
+    curve=(SECONDS.key, JUDGED.key),
 )

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.reproduce._dna import GENOME, dna_trainings, missing_genome
+from unmask.reproduce._dna import GENOME, HG38, dna_trainings, missing_genome
 from unmask.reproduce._downstream import downstream_scores, mean_score, short_protocol, tasks_in
 from unmask.reproduce._statistics import below, same
 from unmask.reproduce._vocabulary import Column, Figures, Row, Setup, Table, TrainedModel, Training
 
-_TASKS = {"prom_core_tata": "core promoters, TATA", "mouse_0": "mouse 0", "mouse_2": "mouse 2"}
-"""Tasks of GUE, which have training sets here; of the Genomic Benchmarks there are only test sets."""
+_GUE = {"prom_core_tata": "core promoters, TATA", "mouse_0": "mouse 0", "mouse_2": "mouse 2"}
+"""Tasks of GUE, with their training sets; the Genomic Benchmarks have only test sets here, which are divided."""
+_BENCHMARKS = {
+    "dummy_mouse_enhancers_ensembl": "mouse enhancers",
+    "demo_coding_vs_intergenomic_seqs": "coding",
+    "demo_human_or_worm": "human or worm",
+    "human_enhancers_cohn": "enhancers Cohn",
+    "human_enhancers_ensembl": "enhancers Ensembl",
+    "human_ensembl_regulatory": "regulatory",
+    "human_ocr_ensembl": "OCR",
+    "human_nontata_promoters": "nonTATA promoters",
+}
+_SMALL_TASKS = ("human_enhancers_cohn", "human_nontata_promoters", *_GUE)
+_PAPER = {
+    "ar": ("76.3", "89.7", "96.7", "73.4", "85.6", "86.1", "80.6", "92.6"),
+    "mlm": ("81.0", "91.3", "97.0", "73.7", "90.7", "87.4", "82.1", "93.5"),
+    "sedd": ("78.4", "91.3", "97.0", "74.6", "90.5", "82.8", "81.6", "93.5"),
+    "mdlm": ("79.5", "91.3", "97.0", "74.3", "89.9", "86.8", "82.3", "94.0"),
+}
 _AVERAGE = Column("average", "average")
 
 
@@ -19,17 +36,21 @@ def _trainings(setup: Setup) -> Sequence[Training]:
 
 
 def _measure(trained: TrainedModel) -> Figures:
-    assert trained.setup.data is not None
-    folder = trained.setup.data / "dna"
-    epochs = short_protocol(trained.setup, 3)
-    scores = downstream_scores(trained, tasks_in(folder, list(_TASKS)), folder, metric="accuracy", epochs=epochs)
+    setup, epochs = trained.setup, short_protocol(trained.setup, 3) if trained.setup.is_tiny else 10
+    folder = None if setup.data is None else setup.data / "dna"
+    if setup.is_tiny:
+        tasks = tasks_in(folder, _SMALL_TASKS)
+    else:
+        tasks = list(_BENCHMARKS)
+        folder = folder if len(tasks_in(folder, tasks)) == len(tasks) else None
+    scores = downstream_scores(trained, tasks, folder, metric="accuracy", epochs=epochs)
     return {trained.method: {**scores, _AVERAGE.key: mean_score(scores)}}
 
 
 def _missing(setup: Setup) -> str | None:
     folder = None if setup.data is None else setup.data / "dna"
-    if setup.is_tiny and not tasks_in(folder, list(_TASKS)):
-        return f"it needs the training sets of {', '.join(_TASKS)} in DATA/dna/gue"
+    if setup.is_tiny and not tasks_in(folder, _SMALL_TASKS):
+        return f"it needs labelled rows of {', '.join(_SMALL_TASKS)} in DATA/dna"
     return missing_genome(setup)
 
 
@@ -37,12 +58,15 @@ TABLE = Table(
     name="genomic",
     number="Table 7",
     title="Classification of DNA, accuracy in percent",
-    columns=(*(Column(key, label) for key, label in _TASKS.items()), _AVERAGE),
-    rows=(
-        Row("ar", "Mamba, autoregressive"),
-        Row("mlm", "Caduceus, MLM"),
-        Row("sedd", "Caduceus, SEDD"),
-        Row("mdlm", "Caduceus, MDLM"),
+    columns=(*(Column(key, label) for key, label in {**_BENCHMARKS, **_GUE}.items()), _AVERAGE),
+    rows=tuple(
+        Row(key, label, dict(zip(_BENCHMARKS, _PAPER[key], strict=True)))
+        for key, label in (
+            ("ar", "Mamba, autoregressive"),
+            ("mlm", "Caduceus, MLM"),
+            ("sedd", "Caduceus, SEDD"),
+            ("mdlm", "Caduceus, MDLM"),
+        )
     ),
     trainings=_trainings,
     measure=_measure,
@@ -57,14 +81,19 @@ TABLE = Table(
         below("Caduceus with MDLM is more accurate than autoregressive Mamba.", "ar", "mdlm", column=_AVERAGE.key),
     ),
     protocol=(
-        "Three tasks of GUE stand for the paper's eight Genomic Benchmarks, whose training sets are not at hand, so"
-        " the paper's figures do not stand beside ours.",
-        "Everything is fine-tuned by the protocol of the Genomic Benchmarks for 3 epochs instead of 10 (one if"
-        " --minutes is below 5), with one learning rate for all, and the best epoch is chosen on GUE's validation set.",
+        "Of the eight Genomic Benchmarks the test sets of two are at hand: each is divided into five parts, of which a"
+        " seed tests one and learns the others, a fifth to a quarter of the rows that the paper had. Three tasks of"
+        " GUE stand beside them, on their own parts.",
+        "Everything is fine-tuned by the protocol of the Genomic Benchmarks, for 3 epochs instead of 10 (one if"
+        " --minutes is below 2), with one learning rate and batch size for all where the paper takes the best of four;"
+        " the best epoch is chosen on rows held out for it.",
         "Plaid is left out: its network reads vectors.",
     ),
-    data=f"DATA/{GENOME}, DATA/dna/gue",
+    data=(
+        f"DATA/{GENOME} and labelled sets in DATA/dna; at the paper's scale {HG38}, and the sets in DATA/dna or from"
+        " the hub"
+    ),
     missing=_missing,
-    measuring_cost=1.0,
+    measuring_cost=2.0,
     plot_columns=(_AVERAGE.key,),
 )
