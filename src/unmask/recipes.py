@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from unmask.backbones.caduceus import CaduceusConfig
 from unmask.backbones.dit import DiTConfig, LocalInit
 from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import PrepareConfig
@@ -15,7 +16,7 @@ from unmask.objectives import MDLM, MLM
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening
 from unmask.training.lora import LoRA
-from unmask.training.optim import AdamW, LinearDecay, Muon
+from unmask.training.optim import AdamW, CosineDecay, LinearDecay, Muon
 
 _MDLM_TRAINING = TrainingConfig(
     steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup_steps=2500, ema_decay=0.9999
@@ -145,6 +146,27 @@ def dna_tiny() -> Experiment:
     return replace(experiment, layout=GenomeWindows(256))
 
 
+def hg38_caduceus() -> Experiment:
+    """The human genome, Caduceus trained by MLM in windows of 1,024: the paper's DNA model before its fine-tuning."""
+    intervals = "hg38.ml.fa:sequences_human.bed"
+    return Experiment(
+        sources=(f"{intervals}:train",),
+        tokenizer="dna",
+        backbone=CaduceusConfig(max_length=1024),
+        objective=MLM(fraction=0.15),
+        layout=GenomeWindows(1024),
+        prepare=PrepareConfig(source=SourceConfig(interval_bases=2**20), valid_sources=(f"{intervals}:valid",)),
+        training=TrainingConfig(
+            steps=10_000,
+            batch_size=1024,
+            optimizer=AdamW(lr=8e-3, betas=(0.9, 0.95), weight_decay=0.1),
+            warmup_steps=1000,
+            lr_schedule=CosineDecay(min_factor=0.0125),
+            ema_decay=0.0,
+        ),
+    )
+
+
 def mosaicbert() -> Experiment:
     """C4 with BERT's vocabulary, MosaicBERT trained by MLM: the paper's BERT before its fine-tuning with MDLM."""
     return Experiment(
@@ -206,6 +228,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "owt-small": owt_small,
     "dna": dna,
     "dna-tiny": dna_tiny,
+    "hg38-caduceus": hg38_caduceus,
     "mosaicbert": mosaicbert,
     "finetune": finetune,
     "sft": sft,

@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import unmask
+from unmask import Ancestral, Tokenizer
 from unmask.backbones.caduceus import CaduceusConfig
 from unmask.context import Context
 from unmask.diffusion.process import shift_right
 from unmask.model import LanguageModel
 from unmask.pretrained.formats import FORMATS
+from unmask.types import Batch
 
 NAMES = ["mamba_tiny", "caduceus_ph_tiny", "caduceus_ps_tiny", "dimamba_tiny"]
 
@@ -187,6 +189,8 @@ def test_tensors_that_are_stored_twice_must_be_the_same(golden: Path, tmp_path: 
         ("caduceus_ps_tiny", {"complement_map": [1]}, "'complement_map' must map token ids"),
         ("caduceus_ps_tiny", {"complement_map": {"7": 8, "8": 7}}, "is not the complement_map of config.json"),
         ("caduceus_ps_tiny", {"complement_map": None}, "needs the complement of each token id"),
+        ("caduceus_ph_tiny", {"context_token_ids": "N"}, "'context_token_ids', a list of token ids; got 'N'"),
+        ("caduceus_ph_tiny", {"context_token_ids": [99]}, "the id 99 that is only context must be in the vocabulary"),
         ("dimamba_tiny", {"model": {"type": "dimamba", "temb_strategy": "concat"}}, "temb_strategy = 'concat'"),
     ],
 )
@@ -203,6 +207,47 @@ def test_complements_are_read_by_key_and_not_in_the_order_of_a_file(golden: Path
         golden, "caduceus_ps_tiny", tmp_path / "sorted", complement_map=dict(sorted(config["complement_map"].items()))
     )
     assert unmask.load(folder).denoiser.config == unmask.load(golden / "caduceus_ps_tiny").denoiser.config
+
+
+A, C, G, T, N = range(7, 12)
+
+
+@pytest.mark.parametrize("name", ["caduceus_ph_tiny", "caduceus_ps_tiny"])
+def test_n_is_read_and_never_predicted(golden: Path, name: str) -> None:
+    """As by models of our own tokenizer `dna`: no score counts it, no loss masks it, no sampler writes it."""
+    lm = unmask.load(golden / name)
+    assert lm.vocab.context_ids == Tokenizer.dna().context_ids
+    text = [A, N, C, N, N, G, T, A]
+    score = lm.score([text, [A, C]], draws=16)
+    assert [each.tokens for each in score.per_text] == [5, 2]
+    batch = Batch(torch.tensor([text])).checked(lm.vocab)
+    nll = lm.objective.token_nll(lm.denoiser, batch, torch.Generator().manual_seed(0))
+    assert not nll[batch.tokens == N].any()
+    drawn = lm.sample(8, 24, sampler=Ancestral(8)).tokens
+    assert not {*lm.vocab.context_ids} & {*drawn.flatten().tolist()}
+
+
+def test_the_golden_bound_counts_everything(golden: Path) -> None:
+    """That of the published code, at its noise, N and special tokens counted: of a vocabulary without context."""
+    for name in ("caduceus_ph_tiny", "caduceus_ps_tiny"):
+        lm, wanted = unmask.load(golden / name), expected(golden, name)
+        z, x, t = wanted["diffusion.xt"], wanted["diffusion.x0"], wanted["diffusion.t"][:, None]
+        masked = z == lm.vocab.mask_id
+        with torch.no_grad():
+            log_x = lm.denoiser(z, t, masked)
+        nll = torch.zeros(z.shape)
+        nll[masked] = -log_x.gather(-1, x[masked][:, None])[:, 0]
+        assert_close(nll / t, wanted["diffusion.nelbo"])
+
+
+def test_other_vocabularies_have_the_context_that_is_named(golden: Path, tmp_path: Path) -> None:
+    none = {str(token): token for token in range(16)}
+    other = unmask.load(copied(golden, "caduceus_ph_tiny", tmp_path / "other", complement_map=none))
+    assert other.vocab.context_ids == ()
+    named = unmask.load(copied(golden, "caduceus_ph_tiny", tmp_path / "named", context_token_ids=[11, 6]))
+    assert named.vocab.context_ids == (11, 6)
+    back = unmask.load(unmask.save(named, tmp_path / "back", upstream_format=True))
+    assert back.denoiser.config == named.denoiser.config
 
 
 def test_the_first_token_is_predicted_from_the_mask(golden: Path) -> None:

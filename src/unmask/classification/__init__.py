@@ -10,11 +10,10 @@ from unmask.classification._metrics import Evaluation, Metric, Summary, evaluate
 from unmask.classification._network import POOLINGS, ClassifierConfig, SequenceClassifier
 from unmask.classification._predictions import check_output, write_predictions
 from unmask.classification._run import RESULTS_FILE, Results, RunResult, load_encoder, run_classification, run_many
-from unmask.classification._table import LABEL_COLUMN, Table, column_options, read_table
+from unmask.classification._table import Table, column_options, read_table
 from unmask.classification._tasks import OWN_DATA, TASKS, Protocol, Split, Task, find_task
 
 __all__ = [
-    "LABEL_COLUMN",
     "OWN_DATA",
     "POOLINGS",
     "RESULTS_FILE",

@@ -10,11 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.classification._labels import Labels
-from unmask.data.readers import ColumnOptions, Sources, validate_text
-
-TEXT_COLUMNS = ("text", "sentence", "sequence", "seq")
-"""Columns that are taken for the text where none is named."""
-LABEL_COLUMN = "label"
+from unmask.data.readers import LABEL_COLUMN, TEXT_COLUMNS, ColumnOptions, Sources, validate_text
 
 _Indices = NDArray[np.int64]
 
@@ -65,7 +61,7 @@ def column_options(texts: Sequence[str] = (), label: str | None = LABEL_COLUMN) 
 def read_table(
     sources: Sequence[str], columns: ColumnOptions = (), *, with_labels: bool, skip_empty: bool = False
 ) -> Table:
-    """All rows of files, folders or datasets of the hub (`hub:NAME:CONFIG:SPLIT`).
+    """All rows of files, folders (of tables, or of classes) or datasets of the hub (`hub:NAME:CONFIG:SPLIT`).
 
     `columns`: alternatives, each one or two columns of text and, with labels, last that of the label. A row without
     text is refused or, with `skip_empty`, left out.

@@ -1,6 +1,6 @@
 """Labelled sets by name: GLUE, Genomic Benchmarks and GUE, with the protocol of the paper that reports them.
 
-A task is read from files in a folder, or from the hub by the package `datasets`.
+A task is read from a folder, as tables or as folders of classes, or from the hub by the package `datasets`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from unmask.config import lookup
+from unmask.data.readers import class_folders
 from unmask.data.readers.tables import table_readers
 from unmask.io.hub import HUB_PREFIX
 
@@ -129,7 +130,9 @@ class Task:
         found = tuple(test for test in tests if test is not None)
         if train is None and not found:
             names = " or ".join(f"{name}/{_TRAIN}" for name in self.folders)
-            raise ValueError(f"{folder} has no {names} with a suffix of {' '.join(_TABLE_SUFFIXES)}")
+            raise ValueError(
+                f"{folder} has no {names} with a suffix of {' '.join(_TABLE_SUFFIXES)}, nor a folder of classes there"
+            )
         return train, dev if uses_dev else None, found
 
     def _on_hub(self, word: str) -> Split:
@@ -149,10 +152,11 @@ class Task:
         ]
         for stem in stems:
             for pattern in (stem, f"*/{stem}"):
-                files = [file for suffix in _TABLE_SUFFIXES for file in sorted(folder.glob(f"{pattern}{suffix}"))]
-                if files:
-                    headerless = self.headerless_columns and files[0].suffix == ".tsv"
-                    return Split(word, (str(files[0]),), (self.headerless_columns,) if headerless else self.columns)
+                tables = [file for suffix in _TABLE_SUFFIXES for file in sorted(folder.glob(f"{pattern}{suffix}"))]
+                found = [*tables, *(path for path in sorted(folder.glob(pattern)) if class_folders(path))]
+                if found:
+                    headerless = self.headerless_columns and found[0].suffix == ".tsv"
+                    return Split(word, (str(found[0]),), (self.headerless_columns,) if headerless else self.columns)
         return None
 
 
@@ -241,7 +245,7 @@ _GUE_NAMES = (
 )
 _GUE = {
     name: Task(
-        f"leannmlindsey/GUE:{name}",
+        f"leannmlindsey/GUE:{'human_' if name.startswith('tf_') else ''}{name}",
         (name, f"gue/{name}", f"GUE/{name}"),
         _DNA_COLUMNS[::-1],
         "matthews",

@@ -89,7 +89,8 @@ def train(
         task: A labelled set by name: a task of GLUE (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte), a Genomic
             Benchmark (human_nontata_promoters, ...) or a task of GUE (tf_0, prom_core_all, ...).
         data: The folder with the files of named tasks; by default they come from the hub.
-        train_on: Tables to train on (.csv, .tsv, .jsonl, .parquet) or hub:NAME:CONFIG:SPLIT.
+        train_on: Tables to train on (.csv, .tsv, .jsonl, .parquet), a folder with a folder of texts for each class, or
+            hub:NAME:CONFIG:SPLIT.
         valid: Tables by which the best epoch is chosen.
         test: Tables that are tested once, at the end.
         text: The column of the text, or two columns for pairs; by default text, sentence, sequence or seq.

@@ -38,6 +38,13 @@ class ConfigReader:
             raise ValueError(f"{self.where}: config.json needs {key!r}, a token id; got {value!r}")
         return value
 
+    def get_token_ids(self, key: str) -> tuple[int, ...]:
+        """A list of token ids."""
+        values = self.config.get(key)
+        if not isinstance(values, list) or any(type(value) is not int for value in values):
+            raise ValueError(f"{self.where}: config.json needs {key!r}, a list of token ids; got {values!r}")
+        return tuple(values)
+
     def get_bool(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self.config.get(key, default)

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
@@ -29,7 +30,7 @@ def format_suffix(file: Path) -> tuple[str, bool]:
     """The suffix that selects a reader (empty for text), and whether the file is gzipped."""
     gzipped = file.suffix.lower() == ".gz"
     suffix = (file.with_suffix("") if gzipped else file).suffix.lower()
-    return suffix if suffix in SourceConfig().readers_by_suffix() else "", gzipped
+    return suffix if suffix in _known_suffixes() else "", gzipped
 
 
 @contextmanager
@@ -44,6 +45,11 @@ def open_file(file: Path) -> Iterator[BinaryIO]:
             shutil.copyfileobj(plain, unzipped)
             unzipped.seek(0)
             yield cast(BinaryIO, unzipped)
+
+
+@cache
+def _known_suffixes() -> frozenset[str]:
+    return frozenset(SourceConfig().readers_by_suffix())
 
 
 def _raise(error: OSError) -> NoReturn:

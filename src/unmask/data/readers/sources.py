@@ -24,6 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
+from unmask.data.readers._class_folders import class_folders, read_class_folders
 from unmask.data.readers._fasta import FASTA_SUFFIXES
 from unmask.data.readers._regions import Interval, parse_region, read_bed, read_regions
 from unmask.data.readers._save_to_disk import DATASET_DICT_FILE, saved_dataset_files
@@ -202,6 +203,10 @@ class _FileSource:
                     yield from config.reader_for(format_suffix(file)[0])(handle, str(file))
 
     def read_rows(self, options: ColumnOptions) -> Iterator[tuple[str, tuple[str, ...], Sequence[Any]]]:
+        folders = class_folders(self.path)
+        if folders is not None:
+            yield from read_class_folders(folders, options)
+            return
         readers = table_readers()
         for file in self.files():
             suffix, _ = format_suffix(file)

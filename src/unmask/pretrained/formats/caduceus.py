@@ -8,13 +8,14 @@ weights are converted exactly to a network without exchanges, and back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unmask.backbones.caduceus import CaduceusConfig
+from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
@@ -30,6 +31,8 @@ from unmask.types import Vocab
 
 _MASK_ID = 3
 """The mask of the published tokenizer; configs do not name it."""
+_CONTEXT_KEY = "context_token_ids"
+"""Where we write the ids that are never predicted; published configs do not have it."""
 _PREFIX = "caduceus.backbone."
 _STRATEGIES = {"add": "add", "ew_multiply": "multiply"}
 
@@ -55,6 +58,8 @@ class _CaduceusFormat:
             tie_word_embeddings=True,
         )
         vocab = padded_vocab(reader, _MASK_ID)
+        complement = _read_complement(config.get("complement_map"), vocab, where)
+        vocab = replace(vocab, context_ids=_read_context_ids(reader, vocab, complement))
         equivariant, fused = reader.get_bool("rcps", False), reader.get_bool("fused_add_norm", True)
         exchanged = equivariant and fused
         width, depth = reader.get_int("d_model"), reader.get_depth("n_layer", weights)
@@ -65,7 +70,7 @@ class _CaduceusFormat:
             norm_eps=reader.get_float("norm_epsilon", 1e-5),
             strategy=_STRATEGIES[config.get("bidirectional_strategy", "add")],
             equivariant=equivariant,
-            complement_ids=_read_complement(config.get("complement_map"), vocab, where),
+            complement_ids=complement,
             exchanged_head=exchanged and depth % 2 == 1,
         )
         weights = _check_complement(weights, backbone, where)
@@ -122,6 +127,7 @@ def _write_config(backbone: CaduceusConfig, vocab: Vocab, fused: bool) -> dict[s
         "complement_map": {str(token): other for token, other in enumerate(complement)},
         "mask_token_id": vocab.mask_id,
         "eos_token_id": vocab.eos_id,
+        _CONTEXT_KEY: list(vocab.context_ids),
         "torch_dtype": "float32",
     }
 
@@ -135,6 +141,15 @@ def _read_complement(given: Any, vocab: Vocab, where: str) -> tuple[int, ...]:
     except (AttributeError, TypeError, ValueError):
         raise ValueError(f"{where}: config.json's 'complement_map' must map token ids to token ids") from None
     return tuple(by_id.get(token, token) for token in range(vocab.size))
+
+
+def _read_context_ids(reader: ConfigReader, vocab: Vocab, complement: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that are never predicted: those that the config names or, of the published tokenizer, N and others."""
+    if _CONTEXT_KEY in reader.config:
+        return reader.get_token_ids(_CONTEXT_KEY)
+    dna = Tokenizer.dna()
+    is_published = complement == dna.complement_ids and vocab.mask_id == dna.mask_id
+    return dna.context_ids if is_published else ()
 
 
 def _check_complement(weights: dict[str, Tensor], backbone: CaduceusConfig, where: str) -> dict[str, Tensor]:
