@@ -3,12 +3,14 @@
     python tools/reproduction.py runs/reproduce
 
 Every figure and every verdict of the document is in the JSON files, which `unmask reproduce` wrote. The finished cells
-are copied, too: `unmask reproduce all --join docs/results` goes on from there.
+are copied, too: `unmask reproduce all --join docs/results` goes on from there. What somebody wrote between the lines
+`<!-- remarks: TABLE -->` and `<!-- end -->` stays.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,11 +34,17 @@ _SIZES = {
 }
 
 
-def document(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page."""
+def document(tables: Sequence[Mapping[str, Any]], remarks: Mapping[str, str]) -> str:
+    """The whole page; `remarks`: what somebody wrote about a table."""
     scales = list(dict.fromkeys(table["scale"] for table in tables))
     intro = _INTRO.format(scale=" and ".join(scales), sizes="; ".join(_SIZES[scale] for scale in scales))
-    return "\n".join([intro, _summary(tables), *map(_section, tables)])
+    sections = (_section(table, remarks.get(table["name"], "\n")) for table in tables)
+    return "\n".join([intro, _summary(tables), *sections])
+
+
+def find_remarks(page: str) -> dict[str, str]:
+    """What was written about each table of a page."""
+    return dict(re.findall(r"<!-- remarks: (\S+) -->\n(.*?)<!-- end -->", page, re.DOTALL))
 
 
 def _summary(tables: Sequence[Mapping[str, Any]]) -> str:
@@ -48,7 +56,7 @@ def _summary(tables: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(["## Claims", "", "| table | claim | verdict |", "|---|---|---|", *lines, ""])
 
 
-def _section(table: Mapping[str, Any]) -> str:
+def _section(table: Mapping[str, Any], remarks: str) -> str:
     header, rows = table_lines(table)
     lines = [
         f"## {table['number']}: {table['title']}",
@@ -66,7 +74,8 @@ def _section(table: Mapping[str, Any]) -> str:
         f" ({claim['test']})."
         for claim in table["claims"]
     ]
-    return "\n".join([*lines, *claims, "", *table["protocol"], ""])
+    marked = f"<!-- remarks: {table['name']} -->\n{remarks}<!-- end -->"
+    return "\n".join([*lines, *claims, "", marked, "", *table["protocol"], ""])
 
 
 def _budget(table: Mapping[str, Any]) -> str:
@@ -107,7 +116,8 @@ def write(folder: Path, docs: Path) -> Path:
             cell["provenance"].pop("command", None)
         write_json(results / f"{table['name']}.json", table)
     page = docs / "reproduction.md"
-    page.write_text(document(tables), encoding="utf-8")
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    page.write_text(document(tables, find_remarks(before)), encoding="utf-8")
     return page
 
 

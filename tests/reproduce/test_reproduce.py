@@ -147,6 +147,10 @@ def test_json_is_one_object(whole: Path, data: Path, command: Command) -> None:
 def test_the_document_is_written_from_the_results(whole: Path, tmp_path: Path) -> None:
     """Every figure of the page is in the JSON files, which name no folder of this machine."""
     page = reproduction.write(whole, tmp_path).read_text(encoding="utf-8")
+    place = "<!-- remarks: schedules -->\n"
+    (tmp_path / "reproduction.md").write_text(page.replace(place, f"{place}A remark.\n"), encoding="utf-8")
+    again = reproduction.write(whole, tmp_path).read_text(encoding="utf-8")
+    assert again == page.replace(place, f"{place}A remark.\n")
     stored = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "results").glob("*.json")}
     assert set(stored) == {"lm", "schedules", "plan"}
     assert all(str(whole) not in file.read_text() for file in (tmp_path / "results").rglob("*.json"))
@@ -323,8 +327,7 @@ def test_trainings_start_from_published_models_and_from_each_other(data: Path, t
         "child-seed-1": 8,
     }
     assert cells["tuned-seed-1"]["experiment"]["init_from"] == str(published.resolve())
-    parent = tmp_path / "out" / "runs" / "tuned" / "seed-1" / "model"
-    assert cells["child-seed-1"]["experiment"]["init_from"] == str(parent)
+    assert cells["child-seed-1"]["experiment"]["init_from"] == "OUT/runs/tuned/seed-1/model"
     same = load(tmp_path / "out" / "runs" / "given" / "seed-1" / "model").denoiser.state_dict()
     assert all(torch.equal(tensor, same[name]) for name, tensor in lm.denoiser.state_dict().items())
 

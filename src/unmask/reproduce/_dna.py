@@ -16,7 +16,7 @@ from unmask.data.loader import GenomeWindows
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM, MLM, SEDD, NextToken, Objective
 from unmask.recipes import hg38_caduceus
-from unmask.reproduce._vocabulary import Setup, Training
+from unmask.reproduce._vocabulary import Needs, Setup, Training
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW, CosineDecay
 
@@ -24,8 +24,9 @@ GENOME = "dna/genomes/human_chrX_20Mb.fa.gz"
 """Where a data folder has 20 megabases of chromosome X."""
 
 _HG38_FILES = ("dna/hg38/hg38.ml.fa", "dna/hg38/sequences_human.bed")
-HG38 = f"the human genome and the intervals of Basenji2: DATA/{' and DATA/'.join(_HG38_FILES)}"
-"""What trainings at the paper's scale need."""
+_HG38 = f"the human genome and the intervals of Basenji2: DATA/{' and DATA/'.join(_HG38_FILES)}"
+GENOMES = Needs(f"DATA/{GENOME}", _HG38)
+"""What trainings on DNA need."""
 _PAPER_STEPS = 50_000
 
 _OBJECTIVES: dict[str, tuple[Objective, float]] = {
@@ -108,7 +109,7 @@ def _fine_tuning(
 def missing_genome(setup: Setup) -> str | None:
     """Why there is no DNA to train on."""
     if not setup.is_tiny:
-        return None if all(file.is_file() for file in _hg38_files(setup)) else f"it needs {HG38}"
+        return None if all(file.is_file() for file in _hg38_files(setup)) else f"it needs {_HG38}"
     if setup.data is None or not (Path(setup.data) / GENOME).is_file():
         return f"it needs a genome: DATA/{GENOME}"
     return None

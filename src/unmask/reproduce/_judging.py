@@ -7,7 +7,7 @@ from functools import lru_cache
 from unmask.evaluation.reference_model import CausalReferenceModel, ReferenceModel
 from unmask.evaluation.sample_metrics import SampleMetrics
 from unmask.reproduce._trainings import missing_text
-from unmask.reproduce._vocabulary import Column, Estimate, Setup
+from unmask.reproduce._vocabulary import Column, Estimate, Needs, Setup
 
 JUDGED, JUDGE_NATS = Column("perplexity", "generative perplexity"), Column("nats", "nats/token of the judge")
 ENTROPY, SECONDS, CALLS = Column("entropy", "entropy"), Column("seconds", "seconds/text"), Column("nfe", "calls")
@@ -24,6 +24,10 @@ def sample_columns(metrics: SampleMetrics) -> dict[str, Estimate]:
         SECONDS.key: Estimate(metrics.seconds / metrics.texts),
         CALLS.key: Estimate(metrics.nfe),
     }
+
+
+JUDGE = Needs(*["a reference model: --reference-model"] * 2)
+"""What tables with generated texts need."""
 
 
 def load_judge(setup: Setup) -> ReferenceModel:

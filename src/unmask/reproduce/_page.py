@@ -80,9 +80,9 @@ def _plot_curve(data: Mapping[str, Any], x: str, y: str) -> Plot | None:
 
     def draw(axes: Axes) -> None:
         for number, (name, points) in enumerate(curves.items()):
-            means = [[point[key]["mean"] for point in points] for key in (x, y)]
+            across, up = ([point[key]["mean"] for point in points] for key in (x, y))
             errors = [point[y]["error"] for point in points]
-            axes.errorbar(*means, yerr=errors, color=PALETTE[number], label=name, **ERRORBAR_STYLE)
+            axes.errorbar(across, up, yerr=errors, color=PALETTE[number], label=name, **ERRORBAR_STYLE)
         axes.set(xlabel=x_label, ylabel=y_label, xscale="log", yscale="log")
         axes.legend()
 

@@ -31,7 +31,7 @@ def plan_tables(tables: Sequence[Table], setup: Setup) -> list[dict[str, Any]]:
                 "cells": setup.seeds * len(trainings),
                 "new_trainings": [training.name for training in new],
                 "shared_trainings": [name for name in needed if name not in {each.name for each in new}],
-                "data": table.data,
+                "needs": getattr(table.needs, setup.scale),
                 "missing": missing,
                 **(_tiny_cost(table, trainings, new, setup) if setup.is_tiny else _paper_cost(new, setup)),
             }

@@ -16,7 +16,7 @@ from unmask.data.loader import Wrapped
 from unmask.experiment import Experiment
 from unmask.objectives import D3PM, MDLM, SEDD, NextToken, Objective
 from unmask.recipes import lm1b, owt_small
-from unmask.reproduce._vocabulary import Setup, Training
+from unmask.reproduce._vocabulary import Needs, Setup, Training
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW, AnyOptimizer, LinearDecay, Muon
 
@@ -28,7 +28,11 @@ PILOT_SHARE, PILOT_SEED = 1 / 3, 0
 _LM1B, _OWT = "lm1b", "owt"
 _TEXT_FILES = ("wikitext2/train.tokens", "samples/c4.utf8", "samples/wiki.utf8")
 """The text of a data folder, as far as it is there."""
-TEXT = f"text: {', '.join(_TEXT_FILES)}; else the standard library; at the paper's scale LM1B or OpenWebText (hub)"
+TEXT = Needs(
+    f"text: {', '.join(f'DATA/{name}' for name in _TEXT_FILES)}, as far as they are there; without DATA, the standard"
+    " library",
+    "LM1B and OpenWebText from the hub",
+)
 """What trainings on text need."""
 
 

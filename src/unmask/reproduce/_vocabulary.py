@@ -200,6 +200,18 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What text, data or models a table needs at each scale, in words."""
+
+    tiny: str
+    paper: str
+
+    def __add__(self, other: Needs) -> Needs:
+        """Both."""
+        return Needs(f"{self.tiny}; {other.tiny}", f"{self.paper}; {other.paper}")
+
+
+@dataclass(frozen=True)
 class Row:
     """A row of a table, with the paper's figures as it prints them."""
 
@@ -225,8 +237,8 @@ class Table:
     claims: tuple[Claim, ...]
     protocol: tuple[str, ...]
     """How it is done here, and what differs from the paper: a sentence each."""
-    data: str
-    """What text or data it needs."""
+    needs: Needs
+    """What must be there."""
     missing: Callable[[Setup], str | None] = lambda _setup: None
     """Why it cannot be carried out with this setup; None if it can."""
     plot_columns: tuple[str, ...] = ()

@@ -43,6 +43,6 @@ TABLE = Table(
         " predicted, too.",
         "Seeds are trainings here; the paper's are evaluations of one training.",
     ),
-    data=TEXT,
+    needs=TEXT,
     missing=missing_text,
 )

@@ -139,6 +139,6 @@ TABLE = Table(
         " often than those of many.",
         "The last row is unmask's own sampler: the same distribution, with the step of every token drawn in advance.",
     ),
-    data=TEXT,
+    needs=TEXT,
     missing=missing_text,
 )

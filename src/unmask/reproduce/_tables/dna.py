@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.reproduce._dna import GENOME, HG38, dna_trainings, missing_genome
+from unmask.reproduce._dna import GENOMES, dna_trainings, missing_genome
 from unmask.reproduce._measures import NATS, PERPLEXITY, held_out_columns
 from unmask.reproduce._statistics import below
 from unmask.reproduce._vocabulary import Row, Setup, Table, Training
@@ -41,6 +41,6 @@ TABLE = Table(
         "A perplexity of 4 knows nothing, and one near 3.9 the frequencies of the bases.",
         "HyenaDNA is not among our networks.",
     ),
-    data=f"DATA/{GENOME}; at the paper's scale {HG38}",
+    needs=GENOMES,
     missing=missing_genome,
 )

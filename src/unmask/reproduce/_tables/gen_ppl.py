@@ -8,6 +8,7 @@ from unmask.evaluation.evaluate import SamplerSpec, evaluate_samples
 from unmask.reproduce._judging import (
     CALLS,
     ENTROPY,
+    JUDGE,
     JUDGE_NATS,
     JUDGED,
     SECONDS,
@@ -86,7 +87,7 @@ TABLE = Table(
         " method and without truncation; judged by a reference model.",
         "Entropy stands beside: perplexities of texts of different entropy cannot be compared.",
     ),
-    data=f"a reference model (--reference-model); {TEXT}",
+    needs=JUDGE + TEXT,
     missing=missing_judge,
     plot_columns=(ENTROPY.key,),
     curve=(SECONDS.key, JUDGED.key),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.reproduce._dna import GENOME, HG38, dna_trainings, missing_genome
+from unmask.reproduce._dna import GENOMES, dna_trainings, missing_genome
 from unmask.reproduce._downstream import downstream_scores, mean_score, short_protocol, tasks_in
 from unmask.reproduce._statistics import below, same
-from unmask.reproduce._vocabulary import Column, Figures, Row, Setup, Table, TrainedModel, Training
+from unmask.reproduce._vocabulary import Column, Figures, Needs, Row, Setup, Table, TrainedModel, Training
 
 _GUE = {"prom_core_tata": "core promoters, TATA", "mouse_0": "mouse 0", "mouse_2": "mouse 2"}
 """Tasks of GUE, with their training sets; the Genomic Benchmarks have only test sets here, which are divided."""
@@ -89,10 +89,7 @@ TABLE = Table(
         " the best epoch is chosen on rows held out for it.",
         "Plaid is left out: its network reads vectors.",
     ),
-    data=(
-        f"DATA/{GENOME} and labelled sets in DATA/dna; at the paper's scale {HG38}, and the sets in DATA/dna or from"
-        " the hub"
-    ),
+    needs=GENOMES + Needs("labelled sets in DATA/dna", "the Genomic Benchmarks in DATA/dna or from the hub"),
     missing=_missing,
     measuring_cost=2.0,
     plot_columns=(_AVERAGE.key,),

@@ -44,6 +44,6 @@ TABLE = Table(
         " the paper, so that as many tokens are predicted.",
         "Perplexities are upper bounds but for AR's, which is exact; D3PM's is that of 1,000 steps.",
     ),
-    data=TEXT,
+    needs=TEXT,
     missing=missing_text,
 )

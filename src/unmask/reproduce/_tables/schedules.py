@@ -144,7 +144,7 @@ TABLE = Table(
         f"The variance of the mean is that over {_BATCHES * _BATCH_SIZE} rows, one draw each, whose times are drawn"
         f" {_BATCH_SIZE} at a time; over many draws for the same rows.",
     ),
-    data=TEXT,
+    needs=TEXT,
     missing=missing_text,
     plot_columns=(_VARIANCE.key, _MEAN_VARIANCE.key),
 )

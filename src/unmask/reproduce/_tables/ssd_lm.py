@@ -9,6 +9,7 @@ from unmask.evaluation.evaluate import SamplerSpec, evaluate_samples
 from unmask.reproduce._judging import (
     CALLS,
     ENTROPY,
+    JUDGE,
     JUDGE_NATS,
     JUDGED,
     SECONDS,
@@ -70,7 +71,7 @@ TABLE = Table(
         "Entropy stands beside: SSD-LM projects to a nucleus of 0.2, as published, which lowers perplexity and"
         " entropy alike, while MDLM draws without truncation.",
     ),
-    data=f"a reference model (--reference-model); {TEXT}",
+    needs=JUDGE + TEXT,
     missing=missing_judge,
     plot_columns=(JUDGED.key, SECONDS.key, ENTROPY.key),
 )

@@ -74,7 +74,7 @@ TABLE = Table(
         "The first step begins with masks only and the last ends with none, so the bounds are exact; the published"
         " code clamps the times.",
     ),
-    data=TEXT,
+    needs=TEXT,
     missing=missing_text,
     plot_columns=(NATS.key,),
 )

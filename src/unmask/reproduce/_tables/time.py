@@ -38,6 +38,6 @@ TABLE = Table(
         "With time conditioning every block is modulated by an embedding of t (adaLN); without, it has no such"
         " parameters, while the paper feeds a constant.",
     ),
-    data=TEXT,
+    needs=TEXT,
     missing=missing_text,
 )

@@ -9,7 +9,7 @@ from unmask.evaluation.evaluate import evaluate_dataset, tokenize_dataset
 from unmask.likelihood.corpus import EvalConfig
 from unmask.reproduce._statistics import below
 from unmask.reproduce._trainings import TEXT, missing_text, text_trainings
-from unmask.reproduce._vocabulary import Column, Estimate, Figures, Row, Setup, Table, TrainedModel, Training
+from unmask.reproduce._vocabulary import Column, Estimate, Figures, Needs, Row, Setup, Table, TrainedModel, Training
 
 _NAMES = {
     "ptb": "PTB",
@@ -104,7 +104,11 @@ TABLE = Table(
         "Small models are trained on WikiText-2 and samples of C4 and Wikipedia, so Wikitext is not out of domain"
         " for them.",
     ),
-    data=f"data sets in a folder (or from the hub at the paper's scale): {', '.join(_NAMES)}; {TEXT}",
+    needs=Needs(
+        f"data sets in DATA: {', '.join(_NAMES)}, as far as they are there",
+        f"{', '.join(_NAMES)} in DATA or from the hub",
+    )
+    + TEXT,
     missing=_missing,
     plot_columns=(_MEAN.key,),
 )
