@@ -45,12 +45,15 @@ class AttentionStages:
 
     @classmethod
     def block_causal(
-        cls, first: int, last: int, block_size: int, first_noisy: int, device: torch.device
+        cls, first: int, last: int, block_size: int, first_noisy: int, device: torch.device, offset: int = 0
     ) -> AttentionStages:
-        """Positions first, ..., last - 1; later blocks do not attend to those from `first_noisy` on."""
+        """Positions first, ..., last - 1; later blocks do not attend to those from `first_noisy` on.
+
+        The first block of the text is `offset` tokens shorter than the others.
+        """
         position = torch.arange(first, last, device=device)
-        stage = 2 * (position // block_size) + (position < first_noisy)
-        same_block = first // block_size == (last - 1) // block_size
+        stage = 2 * ((position + offset) // block_size) + (position < first_noisy)
+        same_block = (first + offset) // block_size == (last + offset - 1) // block_size
         single_stage = same_block and not first < first_noisy < last
         return cls(stage, position < first_noisy, position, first, last - first, single_stage)
 

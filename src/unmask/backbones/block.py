@@ -36,9 +36,11 @@ class Block(nn.Module):
         self.attention = Attention(
             width,
             config.heads,
+            head_dim=config.head_dim,
             kv_heads=None if llama is None else llama.kv_heads,
             qkv_bias=llama is not None and llama.qkv_bias,
             qk_norm=config.qk_norm,
+            norm_eps=None if llama is None else llama.norm_eps,
             causal=config.causal,
             offset_bias=config.local_init is not None,
         )

@@ -25,14 +25,14 @@ from unmask.backbones.attention_mask import (
 from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.block import ACTIVATIONS, Block
 from unmask.backbones.cache import KVCache, kv_view
-from unmask.backbones.layers import DepthwiseConv, RotaryEmbedding, TimeEmbedding
+from unmask.backbones.layers import DepthwiseConv, RotaryEmbedding, RotaryScaling, TimeEmbedding
 from unmask.context import Context
 from unmask.ops.linear import Linear
 from unmask.ops.packing import PackedTokens, SelectedPositions
 from unmask.ops.recompute import recompute_scope
 from unmask.types import Positions, Queries, Times, Tokens, Vocab
 
-_MAX_OFFSET, _MAX_HEADS, _MAX_LENGTH = 1_000, 1_024, 1 << 24
+_MAX_OFFSET, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_LENGTH = 1_000, 1_024, 1 << 16, 1 << 24
 """No network needs more; larger numbers are mistakes or attacks."""
 
 
@@ -86,11 +86,22 @@ class LlamaBlock:
     """Added to the mean square in RMSNorm."""
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias, as in Qwen2."""
+    head_dim: int | None = None
+    """Width of a head, which may be another than width / heads, as in Qwen3; None for that."""
+    rotary_fraction: float = 1.0
+    """The share of a head, from its first dimension on, that is rotated by the position."""
+    rotary_scaling: RotaryScaling | None = None
+    """How rotary positions are stretched for longer texts, as in Llama 3; None: not at all."""
 
     def __post_init__(self) -> None:
         _require(self.intermediate_size >= 1, f"intermediate_size must be at least 1; got {self.intermediate_size}")
         _require(0 < self.norm_eps < 1, f"norm_eps must be above 0 and below 1; got {self.norm_eps}")
         _require(self.kv_heads is None or self.kv_heads >= 1, f"kv_heads must be at least 1; got {self.kv_heads}")
+        _require(
+            self.head_dim is None or self.head_dim in range(2, _MAX_HEAD_DIM + 1, 2),
+            f"head_dim must be an even number from 2 to {_MAX_HEAD_DIM:,}; got {self.head_dim}",
+        )
+        _require(0 < self.rotary_fraction <= 1, f"rotary_fraction must be above 0, up to 1; got {self.rotary_fraction}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ class DiTConfig(BlockStackConfig):
     tie_embeddings: bool = False
     """Whether the head shares the matrix of the embedding."""
     qk_norm: bool = False
-    """Whether queries and keys are normalised (RMSNorm)."""
+    """Whether the queries and keys of each head are normalised (RMSNorm), as in Qwen3."""
     activation: str = "gelu"
     """Activation of the MLP: gelu or relu2."""
     rope_theta: float = 10_000.0
@@ -135,6 +146,16 @@ class DiTConfig(BlockStackConfig):
 
     def build(self, vocab: Vocab) -> DiT:
         return DiT(self, vocab)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return (self.llama and self.llama.head_dim) or self.width // self.heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head are rotated."""
+        return round(self.head_dim * (self.llama.rotary_fraction if self.llama is not None else 1))
 
     def with_causal(self, causal: bool) -> DiTConfig:
         """A causal network has no local start, which attends to both sides."""
@@ -163,10 +184,11 @@ def _validate_sizes(config: DiTConfig) -> None:
         _require(size >= 1, f"{name} must be at least 1; got {size}")
         _require(size <= most, f"{name} must be at most {most:,}; got {size:,}")
     _require(
-        config.width % (2 * config.heads) == 0,
+        config.width % (2 * config.heads) == 0 or bool(config.llama and config.llama.head_dim),
         f"width {config.width} must be an even multiple of the {config.heads} heads"
         " (rotary positions turn pairs of dimensions)",
     )
+    _require(config.rotary_dim % 2 == 0, f"an even number of a head's dimensions is rotated; got {config.rotary_dim}")
 
 
 def _validate_combinations(config: DiTConfig) -> None:
@@ -175,6 +197,8 @@ def _validate_combinations(config: DiTConfig) -> None:
         "a local start attends to both sides, which a causal network must not": config.causal and config.local_init,
         "a causal network predicts the next token already: leave out shift_logits": config.causal
         and config.shift_logits,
+        "a local start needs heads that are rotated as a whole: leave out local_init": config.local_init
+        and config.rotary_dim != config.head_dim,
         "blocks of Llama have their own activation: leave out activation": llama and config.activation != "gelu",
         f"{config.heads} heads cannot share {llama and llama.kv_heads} key-value heads evenly": llama
         and config.heads % (llama.kv_heads or config.heads),
@@ -192,7 +216,8 @@ class DiT(Backbone):
         local, timed = config.local_init, config.time_conditioning
         self.embedding = nn.Embedding(vocab.size, config.width)
         self.local_conv = None if local is None else DepthwiseConv(config.width, local.kernel_size)
-        self.rotary = RotaryEmbedding(config.width // config.heads, config.rope_theta)
+        scaling = config.llama and config.llama.rotary_scaling
+        self.rotary = RotaryEmbedding(config.rotary_dim, config.rope_theta, scaling)
         self.time_embedding = None if timed is None else TimeEmbedding(timed.width, timed.scale)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = config.build_norm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -21,19 +22,49 @@ CosSin: TypeAlias = tuple[Tensor, Tensor]
 """cos and sin of the rotary angles; sin is negative for the first dimension of each pair."""
 
 
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How Llama 3 stretches its rotary positions for longer texts: slow rotations are made slower, fast ones stay.
+
+    A rotation that turns more than `high_frequency_factor` times within `original_length` stays as it is, one that
+    turns less than `low_frequency_factor` times becomes `factor` times slower, and in between it is interpolated.
+    """
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        ordered = 0 < self.low_frequency_factor < self.high_frequency_factor < math.inf
+        if not (ordered and 1 <= self.factor < math.inf and self.original_length >= 1):
+            raise ValueError(
+                "a scaling of rotary positions needs a factor of at least 1, 0 < low_frequency_factor <"
+                f" high_frequency_factor, and an original_length of at least 1; got {self}"
+            )
+
+    def stretch(self, frequency: Tensor) -> Tensor:
+        """Angles per position."""
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        turns = self.original_length * frequency / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        return frequency * (kept + (1 - kept) / self.factor)
+
+
 class RotaryEmbedding(nn.Module):
     """Rotary positions: dimensions i and i + d/2 of a head are rotated by position * theta^(-2i/d)."""
 
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(self, head_dim: int, theta: float, scaling: RotaryScaling | None = None) -> None:
         super().__init__()
-        self.theta, self.head_dim = theta, head_dim
+        self.theta, self.head_dim, self.scaling = theta, head_dim, scaling
         # Integers, so that casting the network to bfloat16 does not round the angles.
         self.register_buffer("even_dims", torch.arange(0, head_dim, 2), persistent=False)
         self.even_dims: Tensor
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype = torch.float64) -> CosSin:
         """cos and sin [n, head_dim] of positions [n], or [B, 1, n, head_dim] of positions [B, n]."""
-        angle = positions[..., None] * self.theta ** -(self.even_dims.double() / self.head_dim)
+        frequency = self.theta ** -(self.even_dims.double() / self.head_dim)
+        angle = positions[..., None] * (frequency if self.scaling is None else self.scaling.stretch(frequency))
         if positions.ndim == 2:
             angle = angle[:, None]
         cos, sin = angle.cos(), angle.sin()
@@ -43,9 +74,13 @@ class RotaryEmbedding(nn.Module):
 def _apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     """Rotate queries or keys [..., L, head_dim] by the angles of their positions.
 
-    (a, b) becomes (a cos - b sin, b cos + a sin): each dimension times cos, and its partner times sin.
+    (a, b) becomes (a cos - b sin, b cos + a sin): each dimension times cos, and its partner times sin. Dimensions
+    beyond those of the angles stay as they are.
     """
     cos, sin = (each.to(x.dtype) for each in cos_sin)
+    if cos.shape[-1] < x.shape[-1]:
+        turned, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+        return torch.cat([_apply_rotary(turned, (cos, sin)), rest], dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -103,21 +138,24 @@ class Attention(nn.Module):
         width: int,
         heads: int,
         *,
+        head_dim: int | None = None,
         kv_heads: int | None = None,
         qk_norm: bool = False,
+        norm_eps: float | None = None,
         causal: bool = False,
         offset_bias: bool = False,
         qkv_bias: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.causal = heads, kv_heads or heads, causal
-        head_width = width // heads
-        self.qkv = Linear(width, (heads + 2 * self.kv_heads) * head_width, bias=qkv_bias)
-        self.out = Linear(width, width, bias=False)
-        self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
-        self.q_bias = nn.Parameter(torch.zeros(width)) if offset_bias else None
-        self.k_bias = nn.Parameter(torch.zeros(self.kv_heads * head_width)) if offset_bias else None
+        self.head_dim = head_dim or width // heads
+        queries, keys = heads * self.head_dim, self.kv_heads * self.head_dim
+        self.qkv = Linear(width, queries + 2 * keys, bias=qkv_bias)
+        self.out = Linear(queries, width, bias=False)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+        self.q_bias = nn.Parameter(torch.zeros(queries)) if offset_bias else None
+        self.k_bias = nn.Parameter(torch.zeros(keys)) if offset_bias else None
 
     @torch.no_grad()
     def init_offset_bias(self, offsets: Sequence[int], scale: float, rotary: RotaryEmbedding) -> None:
@@ -176,14 +214,13 @@ class Attention(nn.Module):
         layer_index: int,
     ) -> Tensor:
         """The output at the selected positions only, [N, width]: queries of these, keys and values of all."""
-        width = x.shape[-1]
-        q, kv = linear_split(self.qkv, selected.select(x), x, width)
+        q, kv = linear_split(self.qkv, selected.select(x), x, self.heads * self.head_dim)
         kv = _split_heads(kv, 2 * self.kv_heads)
         k, v = kv[:, : self.kv_heads], kv[:, self.kv_heads :]
         k = self._rotate_key(k, cos_sin)
         if cache is not None:
             k, v = cache.update(layer_index, k, v)
-        q = self._rotate_query(q.view(-1, self.heads, 1, width // self.heads), _select_cos_sin(selected, cos_sin))
+        q = self._rotate_query(q.view(-1, self.heads, 1, self.head_dim), _select_cos_sin(selected, cos_sin))
         if attn_mask is not None and attn_mask.shape[2] > 1:
             attn_mask = selected.pad(selected.select(attn_mask[:, 0].expand(len(x), -1, -1)), fill=True)[:, None]
         attended = self._attend(selected.pad(q[:, :, 0]).transpose(1, 2), k, v, attn_mask)

@@ -152,6 +152,15 @@ class BlockMasking(NoiseProcess):
     """Tokens per block."""
     schedule: Schedule = LogLinear()
     """The probability alpha(t) that a token of a block is not masked."""
+    from_prompt: bool = False
+    """Whether blocks are counted from the end of the prompt, and not from the beginning of the text."""
+
+    def first_block(self, prompt_length: int) -> tuple[int, int]:
+        """Where the first block that is written begins, after a prompt; and how much shorter than the others the first
+        block of the text is."""
+        if self.from_prompt:
+            return prompt_length, -prompt_length % self.block_size
+        return prompt_length // self.block_size * self.block_size, 0
 
     @property
     def inner(self) -> Masking:

@@ -31,6 +31,8 @@ class BlockDiffusion(MaskedObjective):
 
     block_size: int = 16
     """Tokens per block."""
+    from_prompt: bool = False
+    """Whether blocks that are written after a prompt are counted from its end, and not from the beginning of the text."""
 
     @classmethod
     def recommended(cls) -> Self:
@@ -44,7 +46,7 @@ class BlockDiffusion(MaskedObjective):
 
     @property
     def process(self) -> BlockMasking:
-        return BlockMasking(self.block_size, self.schedule)
+        return BlockMasking(self.block_size, self.schedule, self.from_prompt)
 
     @property
     def normalized(self) -> bool:

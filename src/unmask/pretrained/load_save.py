@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unmask.config import from_json, to_json
+from unmask.config import from_json, lookup, to_json
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from unmask.io.untrusted import read_json_object
 from unmask.model import LanguageModel, ModelConfig
@@ -29,6 +29,7 @@ from unmask.pretrained.formats._gguf import find_gguf_file, load_gguf
 from unmask.pretrained.formats._hf_tokenizer import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    find_mask_id,
     load_hf_tokenizer,
     make_tokenizer_config,
 )
@@ -76,7 +77,7 @@ def load(
             f"{path} is not a folder, nor a name on the hub; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
         )
     stored = StoredModel(path)
-    config = stored.config
+    config = _with_mask_id(stored.config, path)
     if _is_transformers_model(config):
         return _load_transformers(stored, tokenizer, require_tokenizer, require_head)
     # Everything that can be checked is checked before weights are read, which takes minutes for large models.
@@ -107,6 +108,14 @@ def _load_transformers(
     hf.validate_config(config, stored.headers(), used_tokenizer, str(path))
     stored.verify_weights()
     return hf.load(path, config, tokenizer, folder_tokenizer, require_head)
+
+
+def _with_mask_id(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A published config with the id of the mask, which many leave to the tokenizer."""
+    if "format" in config or config.get("mask_token_id") is not None or not (path / TOKENIZER_FILE).exists():
+        return config
+    mask_id = find_mask_id(path, load_tokenizer(path / TOKENIZER_FILE))
+    return config if mask_id is None else {**config, "mask_token_id": mask_id}
 
 
 def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool, allow_code: AllowCode) -> BaseTokenizer | None:
@@ -177,13 +186,14 @@ def save(
     folder: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    upstream_format: bool = False,
+    upstream_format: bool | str = False,
     facts: TrainingFacts | None = None,
     metadata: CardMetadata | None = None,
 ) -> Path:
     """Write a model folder: all of it or, if anything fails, nothing.
 
-    `upstream_format`: in the format in which models of its kind are published, for other programs.
+    `upstream_format`: in the format in which models of its kind are published, for other programs; where several
+    families could hold it, in the first, or in the one that is named.
     `facts`: how the model was trained, and `metadata`: its license, data and results, for its card.
     `overwrite` keeps a card that was edited by hand; delete that card to get a new one.
     """
@@ -211,8 +221,8 @@ def _is_model_folder(path: Path) -> bool:
     )
 
 
-def _write_model(model: LanguageModel, folder: Path, upstream_format: bool) -> None:
-    config, weights = _export_upstream(model) if upstream_format else _export_own(model)
+def _write_model(model: LanguageModel, folder: Path, upstream_format: bool | str) -> None:
+    config, weights = _export_upstream(model, upstream_format) if upstream_format else _export_own(model)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     if model.tokenizer is not None:
@@ -230,7 +240,12 @@ def _export_own(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]
     return config, weights | {OBJECTIVE_PREFIX + name: tensor for name, tensor in of_objective.items()}
 
 
-def _export_upstream(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _export_upstream(model: LanguageModel, name: bool | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if isinstance(name, str):
+        format_ = lookup(name, FORMATS, "published format")
+        if not format_.can_export(model):
+            raise ValueError(f"the format {name} is for other networks or objectives than this model's")
+        return format_.export_state(model)
     if hf.can_export(model):
         return hf.export_state(model)
     for format_ in FORMATS.values():

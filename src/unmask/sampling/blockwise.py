@@ -109,11 +109,13 @@ class Blockwise(Sampler):
         return self.eos_id
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
-        model_block = require_process(denoiser, Masking, BlockMasking, PerTokenMasking).block_size
-        z = init_tokens(denoiser, canvas, any_length=model_block is not None)
+        process = require_process(denoiser, Masking, BlockMasking, PerTokenMasking)
+        z = init_tokens(denoiser, canvas, any_length=process.block_size is not None)
         masked = canvas.host_mask(denoiser.vocab.mask_id)
         canvas, has_holes = replace(canvas, masked=masked), masked.any(1)
-        first = masked.argmax(1) // (model_block or 1) * (model_block or 1)
+        first = masked.argmax(1)
+        if isinstance(process, BlockMasking):
+            first = np.array([process.first_block(int(position))[0] for position in first])
         for start in sorted(set(first[has_holes].tolist())):  # sequences of one start share calls
             yield from self._run_group(denoiser, z, canvas, np.flatnonzero(has_holes & (first == start)), start)
 
@@ -191,6 +193,7 @@ class _BlockView(DenoiserWrapper):
         process = denoiser.process
         assert isinstance(process, Masking | BlockMasking | PerTokenMasking)  # as `Blockwise.run` has checked
         self.outer_process, self.model_block = process, process.block_size
+        self.offset = process.first_block(block.start)[1] if isinstance(process, BlockMasking) else 0
 
     @property
     def process(self) -> Masking | PerTokenMasking:
@@ -233,7 +236,9 @@ class _BlockView(DenoiserWrapper):
     ) -> Context:
         """The attention stages of a block diffusion model, and the cache."""
         if self.model_block is not None:
-            stages = AttentionStages.block_causal(span.start, span.stop, self.model_block, self.block.start, device)
+            stages = AttentionStages.block_causal(
+                span.start, span.stop, self.model_block, self.block.start, device, self.offset
+            )
             context = replace(context, stages=stages)
         if self.cache is not None:
             cached = None if span.num_cached else sequence_ids
@@ -258,7 +263,8 @@ class _BlockView(DenoiserWrapper):
             return self.cache_policy.read_range(self.first_step, read_start, stop, self.text.shape[1])
         assert self.cache is not None  # block diffusion always has one
         if self.max_length is not None:  # evict the oldest blocks that no longer fit
-            self.cache.evict_before(max(0, -(-(stop - self.max_length) // self.model_block) * self.model_block))
+            first = -(-(stop + self.offset - self.max_length) // self.model_block) * self.model_block - self.offset
+            self.cache.evict_before(max(0, first))
         end = self.cache.end
         return _ReadRange(end, stop, start - end) if end < start else _ReadRange(read_start, stop, 0)
 

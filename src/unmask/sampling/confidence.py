@@ -173,10 +173,15 @@ class Confidence(ConfidenceSampler):
 
 @dataclass(frozen=True)
 class Threshold(ConfidenceSampler):
-    """Parallel decoding: all tokens whose probability reaches a threshold, and always the most probable one."""
+    """Parallel decoding: all tokens whose probability is above a threshold, and always the most probable ones.
+
+    A threshold of 1 writes `min_tokens` at every step.
+    """
 
     threshold: float = 0.9
-    """The probability from which on a token is written together with others."""
+    """The probability above which a token is written together with others."""
+    min_tokens: int = 1
+    """How many of the most probable tokens are written in any case."""
     params: SamplingParams = SamplingParams()
     """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
@@ -185,11 +190,13 @@ class Threshold(ConfidenceSampler):
     def __post_init__(self) -> None:
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold!r}")
+        if not isinstance(self.min_tokens, int) or self.min_tokens < 1:
+            raise ValueError(f"min_tokens must be at least 1; got {self.min_tokens!r}")
 
     def select(
         self, score: Float[Tensor, "B L"], rank: Int[Tensor, "B L"], num_initial: Int[Tensor, " B"], step: int
     ) -> Bool[Tensor, "B L"]:
-        return (score >= self.threshold) | (rank == 0)
+        return (score > self.threshold) | (rank < self.min_tokens)
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ A format from outside is added to the table: `FORMATS["my_type"] = my_format`.
 
 from __future__ import annotations
 
+from unmask.pretrained.formats.a2d import A2D_LLAMA_FORMAT, A2D_QWEN2_FORMAT, A2D_QWEN3_FORMAT
 from unmask.pretrained.formats.base import Format
 from unmask.pretrained.formats.bd3lm import BD3LM_FORMAT
 from unmask.pretrained.formats.caduceus import CADUCEUS_FORMAT
 from unmask.pretrained.formats.dimamba import DIMAMBA_FORMAT
 from unmask.pretrained.formats.dream import DREAM_FORMAT
+from unmask.pretrained.formats.fast_dllm import FAST_DLLM_FORMAT
 from unmask.pretrained.formats.llada import LLADA_FORMAT
 from unmask.pretrained.formats.mamba import MAMBA_FORMAT, MAMBA_SSM_FORMAT
 from unmask.pretrained.formats.mdlm import MDLM_FORMAT
 from unmask.pretrained.formats.mosaic_bert import MOSAIC_BERT_FORMAT
+from unmask.pretrained.formats.sdar import SDAR_FORMAT
 
 FORMATS: dict[str, Format] = {
     format_.model_type: format_
@@ -21,6 +24,11 @@ FORMATS: dict[str, Format] = {
         BD3LM_FORMAT,
         LLADA_FORMAT,
         DREAM_FORMAT,
+        SDAR_FORMAT,
+        A2D_QWEN3_FORMAT,
+        A2D_QWEN2_FORMAT,
+        A2D_LLAMA_FORMAT,
+        FAST_DLLM_FORMAT,
         MDLM_FORMAT,
         CADUCEUS_FORMAT,
         MAMBA_FORMAT,

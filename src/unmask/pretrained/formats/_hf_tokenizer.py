@@ -15,7 +15,7 @@ TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json
 _TOKENIZER_SOURCES = ("vocab.txt", "vocab.json", "*.model", "sentencepiece*")
 """Files from which transformers can build a tokenizer."""
 _SPECIAL_TOKENS = {
-    "mask_token": ("[MASK]", "<mask>", "<|mask|>"),
+    "mask_token": ("[MASK]", "<mask>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<|mdm_mask|>"),
     "unk_token": ("[UNK]", "<unk>"),
     "cls_token": ("[CLS]",),
     "sep_token": ("[SEP]",),
@@ -51,13 +51,18 @@ def load_hf_tokenizer(folder: Path) -> tuple[BaseTokenizer | None, int | None]:
     """The tokenizer of a folder and the id of its mask token; None where there is none."""
     if (folder / TOKENIZER_FILE).exists():
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_FILE)
-        name = _read_mask_token(folder) or _first_known_token(tokenizer, _SPECIAL_TOKENS["mask_token"])
-        return tokenizer, None if name is None else tokenizer.vocab.get(name)
+        return tokenizer, find_mask_id(folder, tokenizer)
     if not any(any(folder.glob(source)) for source in _TOKENIZER_SOURCES):
         return None, None
     with translated_errors(str(folder)):
         loaded: Any = import_transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return Tokenizer(loaded.backend_tokenizer), loaded.mask_token_id
+
+
+def find_mask_id(folder: Path, tokenizer: BaseTokenizer) -> int | None:
+    """The id of the mask token that the tokenizer's config names, or of a token with a mask's usual name."""
+    name = _read_mask_token(folder) or _first_known_token(tokenizer, _SPECIAL_TOKENS["mask_token"])
+    return None if name is None else tokenizer.vocab.get(name)
 
 
 def _read_mask_token(folder: Path) -> str | None:

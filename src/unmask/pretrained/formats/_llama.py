@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unmask.backbones.dit import DiTConfig, LlamaBlock
+from unmask.backbones.layers import RotaryScaling
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
-from unmask.objectives import MDLM
+from unmask.objectives import MDLM, BlockDiffusion, Objective
 from unmask.pretrained._config_checks import (
     ConfigReader,
     check_exportable,
@@ -41,6 +43,34 @@ class TensorNames:
     gate: str
     up: str
     down: str
+    query_norm: str = ""
+    key_norm: str = ""
+
+
+TRANSFORMERS_NAMES = TensorNames(
+    kind="a Llama",
+    embedding="model.embed_tokens",
+    norm="model.norm",
+    output="lm_head",
+    block="model.layers.{}",
+    norm1="input_layernorm",
+    norm2="post_attention_layernorm",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    out="self_attn.o_proj",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+)
+"""As in transformers' Llama, Qwen2 and Qwen3, which most families began as."""
+
+
+def named(names: TensorNames, kind: str) -> TensorNames:
+    """The same names, for a family that is called `kind` in messages."""
+    return replace(names, kind=kind)
 
 
 @dataclass(frozen=True)
@@ -57,11 +87,58 @@ class ConfigKeys:
     rope_theta: str = "rope_theta"
     norm_eps: str = "rms_norm_eps"
     vocab: str = "vocab_size"
+    head_dim: str = "head_dim"
+
+
+TRANSFORMERS_KEYS = ConfigKeys(
+    width="hidden_size",
+    depth="num_hidden_layers",
+    heads="num_attention_heads",
+    kv_heads="num_key_value_heads",
+    intermediate_size="intermediate_size",
+    max_length="max_position_embeddings",
+    tie_embeddings="tie_word_embeddings",
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block-causal attention: a token attends to its own block and to those before it."""
+
+    size: int | None
+    """Tokens per block, where the config does not say it; None: such a model has no blocks."""
+    key: str = "block_size"
+    """The config's key for it."""
+    name_part: str = ""
+    """A word in the name of the folder that says that there are blocks; empty: there always are."""
+    from_prompt: bool = False
+    """Whether blocks are counted from the end of the prompt."""
+
+    def objective(self, reader: ConfigReader) -> Objective:
+        """The objective of a model with this config."""
+        named = self.name_part in "/".join(Path(reader.where).parts[-3:]).lower()
+        if self.key not in reader.config and not named:
+            return _OBJECTIVE
+        size = reader.get_int(self.key, self.size)
+        return BlockDiffusion(block_size=size, schedule=_OBJECTIVE.schedule, from_prompt=self.from_prompt)
+
+    def can_hold(self, objective: Objective) -> bool:
+        """Whether the format is for models with this objective."""
+        if isinstance(objective, BlockDiffusion):
+            return objective.from_prompt == self.from_prompt
+        return bool(self.name_part) and isinstance(objective, MDLM)
+
+    def export(self, objective: Objective) -> dict[str, int]:
+        """The config's entry."""
+        return {self.key: objective.block_size} if isinstance(objective, BlockDiffusion) else {}
 
 
 @dataclass(frozen=True)
 class LlamaFormat:
-    """A published format of bidirectional Llama networks."""
+    """A published format of Llama networks that were opened: attention both ways, or block-causal.
+
+    All that tells one family from another is a field here.
+    """
 
     model_type: str
     tensor_names: TensorNames
@@ -72,7 +149,13 @@ class LlamaFormat:
     """Entries that every exported config has."""
     default_norm_eps: float
     qkv_bias: bool = False
+    qk_norm: bool = False
+    """Whether the queries and keys of each head are normalised."""
     shift_logits: bool = False
+    mask_id: int | None = None
+    """The mask of published models, where neither config nor tokenizer names it; None: one of them must."""
+    blocks: Blocks | None = None
+    """Block-causal attention; None: every token attends to every token."""
 
     def can_load(self, config: dict[str, Any]) -> bool:
         return config.get("model_type") == self.model_type
@@ -81,6 +164,8 @@ class LlamaFormat:
         self, config: dict[str, Any], weights: dict[str, Tensor], where: str
     ) -> tuple[ModelConfig, dict[str, Tensor]]:
         """Our config and tensors; the schedule is linear."""
+        if config.get("mask_token_id") is None and self.mask_id is not None:
+            config = {**config, "mask_token_id": self.mask_id}
         reader, keys = ConfigReader(config, where), self.config_keys
         reader.require(**self.required)
         heads = reader.get_int(keys.heads)
@@ -92,28 +177,33 @@ class LlamaFormat:
             max_length=reader.get_int(keys.max_length),
             dropout=0.0,
             tie_embeddings=reader.get_bool(keys.tie_embeddings, False),
-            rope_theta=reader.get_float(keys.rope_theta, 10_000.0),
+            qk_norm=self.qk_norm,
+            rope_theta=_rope_theta(reader, keys.rope_theta),
             llama=LlamaBlock(
                 intermediate_size=reader.get_int(keys.intermediate_size),
                 kv_heads=None if kv_heads == heads else kv_heads,
                 norm_eps=reader.get_float(keys.norm_eps, self.default_norm_eps),
                 qkv_bias=self.qkv_bias,
+                head_dim=_head_dim(reader, keys, heads),
+                rotary_scaling=_rotary_scaling(config, where),
             ),
             shift_logits=self.shift_logits,
         )
-        eos_id = None if config.get("eos_token_id") is None else reader.get_token_id("eos_token_id")
+        eos_id = _eos_id(reader)
         size = reader.get_int(keys.vocab, config.get("vocab_size"))
         vocab = Vocab(size, reader.get_token_id("mask_token_id"), eos_id)
         tensors = _fuse_projections(weights, self.tensor_names, backbone, vocab, where)
-        return ModelConfig(vocab, backbone, _OBJECTIVE), tensors
+        objective = _OBJECTIVE if self.blocks is None else self.blocks.objective(reader)
+        return ModelConfig(vocab, backbone, objective), tensors
 
     def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Their config and tensors: the inverse of `load_state`."""
         llama, keys = _require_llama(model, self), self.config_keys
         config = model.denoiser.config
         backbone, vocab = require_dit(config.backbone), config.vocab
-        assert isinstance(config.objective, MDLM)
-        if config.objective.schedule != _OBJECTIVE.schedule:
+        objective = config.objective
+        assert isinstance(objective, MDLM | BlockDiffusion)
+        if objective.schedule != _OBJECTIVE.schedule:
             raise ValueError(
                 f"{self.tensor_names.kind} has the linear schedule only: train with --set objective.schedule.eps=0"
             )
@@ -134,23 +224,82 @@ class LlamaFormat:
             "pad_token_id": vocab.eos_id,
             keys.norm_eps: llama.norm_eps,
             keys.tie_embeddings: backbone.tie_embeddings,
+            **({} if llama.head_dim is None else {keys.head_dim: llama.head_dim}),
+            **({} if llama.rotary_scaling is None else {"rope_scaling": _scaling_to_json(llama.rotary_scaling)}),
+            **({} if self.blocks is None else self.blocks.export(objective)),
         }, _split_projections(model, self.tensor_names)
 
     def can_export(self, model: LanguageModel) -> bool:
-        """Whether the model has Llama blocks, and shifted logits if this format has them."""
-        backbone = model.denoiser.config.backbone
+        """Whether the model has Llama blocks of this kind, and shifted logits if this format has them."""
+        backbone, objective = model.denoiser.config.backbone, model.objective
         return (
             isinstance(backbone, DiTConfig)
             and backbone.llama is not None
             and backbone.shift_logits == self.shift_logits
-            and isinstance(model.objective, MDLM)
+            and backbone.qk_norm == self.qk_norm
+            and (isinstance(objective, MDLM) if self.blocks is None else self.blocks.can_hold(objective))
         )
 
 
 _OBJECTIVE = MDLM(schedule=LogLinear(eps=0.0))
 
-_BLOCK_PARTS = {"norm1": "norm1", "norm2": "norm2", "out": "attention.out", "down": "mlp.2"}
+_BLOCK_PARTS = {
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "out": "attention.out",
+    "down": "mlp.2",
+    "query_norm": "attention.q_norm",
+    "key_norm": "attention.k_norm",
+}
 """Modules of a block that are the same in both."""
+_SCALING_KEYS = {
+    "factor": "factor",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+}
+"""Our names of the numbers of a rotary scaling, and those of transformers."""
+
+
+def _rope_theta(reader: ConfigReader, key: str) -> float:
+    """The base of the rotary frequencies: transformers 5 stores it one level deeper."""
+    deeper = reader.config.get("rope_parameters")
+    if key not in reader.config and isinstance(deeper, dict):
+        reader = ConfigReader(deeper, reader.where)
+    return reader.get_float(key, 10_000.0)
+
+
+def _rotary_scaling(config: Mapping[str, Any], where: str) -> RotaryScaling | None:
+    stored = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = stored.get("rope_type", stored.get("type", "default")) if isinstance(stored, dict) else stored
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"{where}: config.json has a rope_scaling of type {kind!r}, but only 'llama3' is supported")
+    reader = ConfigReader(stored, where)
+    factors = {ours: reader.get_float(theirs, 0.0) for ours, theirs in _SCALING_KEYS.items()}
+    return RotaryScaling(**{**factors, "original_length": reader.get_int(_SCALING_KEYS["original_length"])})  # type: ignore[arg-type]
+
+
+def _scaling_to_json(scaling: RotaryScaling) -> dict[str, Any]:
+    return {"rope_type": "llama3", **{theirs: getattr(scaling, ours) for ours, theirs in _SCALING_KEYS.items()}}
+
+
+def _head_dim(reader: ConfigReader, keys: ConfigKeys, heads: int) -> int | None:
+    """The width of a head, if it is not the network's width divided by its heads."""
+    if reader.config.get(keys.head_dim) is None:
+        return None
+    size = reader.get_int(keys.head_dim)
+    return None if size * heads == reader.get_int(keys.width) else size
+
+
+def _eos_id(reader: ConfigReader) -> int | None:
+    """The end of a text; the first where there are several."""
+    value = reader.config.get("eos_token_id")
+    if isinstance(value, list):
+        ids = reader.get_token_ids("eos_token_id")
+        return ids[0] if ids else None
+    return None if value is None else reader.get_token_id("eos_token_id")
 
 
 def _fuse_projections(
@@ -197,7 +346,7 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
         time_conditioning=None,
         local_init=None,
         causal=False,
-        qk_norm=False,
+        qk_norm=format_.qk_norm,
         shift_logits=format_.shift_logits,
         dropout=0.0,
     )
@@ -214,8 +363,8 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
 def _qkv_widths(config: DiTConfig) -> list[int]:
     """The output widths of the query, key and value projections."""
     assert config.llama is not None
-    shared = config.width // config.heads * (config.llama.kv_heads or config.heads)
-    return [config.width, shared, shared]
+    shared = config.head_dim * (config.llama.kv_heads or config.heads)
+    return [config.head_dim * config.heads, shared, shared]
 
 
 def _unfused_shapes(config: DiTConfig, fused_shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
@@ -231,6 +380,9 @@ def _unfused_shapes(config: DiTConfig, fused_shapes: Mapping[str, torch.Size]) -
     return expected
 
 
+_PLAIN_PARTS = ("norm1", "norm2", "query", "key", "value", "out", "gate", "up", "down")
+
+
 def _name_table(names: TensorNames, config: DiTConfig) -> dict[str, str]:
     """Their tensor names to ours, or to an intermediate name for the parts of a fused projection."""
     assert config.llama is not None
@@ -239,7 +391,7 @@ def _name_table(names: TensorNames, config: DiTConfig) -> dict[str, str]:
         table[f"{names.output}.weight"] = "lm_head.weight"
     for i in range(config.depth):
         theirs = names.block.format(i)
-        for part in ("norm1", "norm2", "query", "key", "value", "out", "gate", "up", "down"):
+        for part in (*_PLAIN_PARTS, *(("query_norm", "key_norm") if config.qk_norm else ())):
             ours = f"layers.{i}.{_BLOCK_PARTS.get(part, part)}"
             table[f"{theirs}.{getattr(names, part)}.weight"] = f"{ours}.weight"
             if config.llama.qkv_bias and part in ("query", "key", "value"):

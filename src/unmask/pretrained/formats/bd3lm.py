@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from unmask.backbones.dit import DiTConfig
 from unmask.diffusion.schedule import LogLinear
 from unmask.diffusion.time_sampling import AnyTimes, ClippedTimes, UniformTimes
 from unmask.model import LanguageModel, ModelConfig
@@ -36,7 +37,9 @@ class _BD3LMFormat:
         return mdlm.convert_dit(config, weights, where, objective)
 
     def can_export(self, model: LanguageModel) -> bool:
-        return isinstance(model.objective, BlockDiffusion)
+        backbone = model.denoiser.config.backbone
+        is_llama = isinstance(backbone, DiTConfig) and backbone.llama is not None
+        return isinstance(model.objective, BlockDiffusion) and not is_llama
 
     def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         objective = model.objective

@@ -5,35 +5,12 @@ It was initialized from an autoregressive model, and its logits are still shifte
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import ConfigKeys, LlamaFormat, TensorNames
+from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, TRANSFORMERS_NAMES, LlamaFormat, named
 
 DREAM_FORMAT = LlamaFormat(
     "Dream",
-    TensorNames(
-        kind="a Dream",
-        embedding="model.embed_tokens",
-        norm="model.norm",
-        output="lm_head",
-        block="model.layers.{}",
-        norm1="input_layernorm",
-        norm2="post_attention_layernorm",
-        query="self_attn.q_proj",
-        key="self_attn.k_proj",
-        value="self_attn.v_proj",
-        out="self_attn.o_proj",
-        gate="mlp.gate_proj",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
-    ),
-    ConfigKeys(
-        width="hidden_size",
-        depth="num_hidden_layers",
-        heads="num_attention_heads",
-        kv_heads="num_key_value_heads",
-        intermediate_size="intermediate_size",
-        max_length="max_position_embeddings",
-        tie_embeddings="tie_word_embeddings",
-    ),
+    named(TRANSFORMERS_NAMES, "a Dream"),
+    TRANSFORMERS_KEYS,
     required={
         "hidden_act": "silu",
         "use_sliding_window": False,

@@ -1,0 +1,123 @@
+"""Families of published instruct models: golden logits, cached passes, texts and calls; round trips."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import unmask
+from unmask import Blockwise, Confidence, Guidance, LanguageModel, SamplingParams, Threshold
+from unmask.context import AttentionStages, Context
+from unmask.objectives import BlockDiffusion
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SIZES = {"sdar_tiny": 4, "a2d_qwen3_tiny": 8, "a2d_qwen2_tiny": 8, "a2d_llama_tiny": 8, "fastdllm2_tiny": 8}
+every_family = pytest.mark.parametrize("family", SIZES)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def expected(family: str) -> dict[str, Tensor]:
+    return load_file(GOLDEN / family / "expected.safetensors")
+
+
+def logits(lm: LanguageModel, tokens: Tensor, stages: AttentionStages | None = None, cache: object = None) -> Tensor:
+    """Unshifted, as golden vectors are."""
+    backbone = lm.denoiser.backbone
+    context = Context(stages=stages, cache=cache)  # type: ignore[arg-type]
+    with torch.no_grad():
+        return backbone.compute_logits(backbone.features(backbone.embed(tokens), torch.zeros(len(tokens), 1), context))
+
+
+@every_family
+def test_logits(family: str) -> None:
+    lm, golden = unmask.load(GOLDEN / family), expected(family)
+    z, size = golden["z"], SIZES[family]
+    stages = AttentionStages.block_causal(0, z.shape[1], size, z.shape[1], z.device)
+    torch.testing.assert_close(logits(lm, z, stages), golden["logits.block_causal"], atol=1e-4, rtol=0)
+    if "logits.full" in golden:
+        torch.testing.assert_close(logits(lm, z), golden["logits.full"], atol=1e-4, rtol=0)
+
+
+@every_family
+def test_a_block_beside_the_cache_of_finished_blocks(family: str) -> None:
+    lm, golden = unmask.load(GOLDEN / family), expected(family)
+    size, clean, noisy = SIZES[family], golden["cached.clean"], golden["cached.noisy"]
+    for name in (name for name in golden if name.startswith("cached.logits.block")):
+        start = size * int(name.removeprefix("cached.logits.block"))
+        cache = lm.denoiser.new_cache()
+        before = AttentionStages.block_causal(0, start, size, start, clean.device)
+        logits(lm, clean[:, :start], before, cache.view())
+        block = AttentionStages.block_causal(start, start + size, size, start, clean.device)
+        beside = logits(lm, noisy[:, start : start + size], block, cache.view(keep=0))
+        torch.testing.assert_close(beside, golden[name], atol=1e-4, rtol=0)
+
+
+def test_sdar_writes_as_published() -> None:
+    """Blocks from the beginning of the prompt, static and dynamic; the published code reads every block once more."""
+    lm, golden = unmask.load(GOLDEN / "sdar_tiny"), expected("sdar_tiny")
+    assert isinstance(lm.objective, BlockDiffusion)
+    for name, text in golden.items():
+        if not name.startswith("generate.") or name.endswith(("calls", "stop")) or "sequential" in name:
+            continue
+        _, prompt_name, strategy, steps, *threshold = name.split(".", 4)
+        prompt = golden[prompt_name]
+        canvas = torch.full_like(text, lm.vocab.mask_id)
+        canvas[:, : prompt.shape[1]] = prompt
+        above = float(threshold[0].removeprefix("threshold")) if "dynamic" in strategy else 1.0
+        sampler = Threshold(above, 4 // int(steps.removeprefix("steps")), GREEDY)
+        written = lm.generate(canvas, Blockwise(sampler=sampler))
+        assert torch.equal(written.tokens, text), name
+        # Published: a call for the prompt's blocks and one for each finished block; here these share the next call.
+        stored = text.shape[1] // 4 - prompt.shape[1] // 4 + (prompt.shape[1] >= 4)
+        assert written.nfe == golden[f"{name}.calls"] - stored, name
+
+
+def with_blocks(family: str, folder: Path, size: int) -> Path:
+    """The golden folder, whose config says that there are blocks."""
+    shutil.copytree(GOLDEN / family, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "block_size": size}))
+    return folder
+
+
+@pytest.mark.parametrize("family", ["a2d_qwen3_tiny", "a2d_qwen2_tiny", "a2d_llama_tiny"])
+def test_a2d_writes_as_published(family: str, tmp_path: Path) -> None:
+    """With full attention, blocks are only an order; with blocks, they are counted from the end of the prompt."""
+    golden = expected(family)
+    for kind, folder in (("mdlm", GOLDEN / family), ("bd3lm", with_blocks(family, tmp_path / "bd3lm", 8))):
+        lm = unmask.load(folder)
+        for name, text in golden.items():
+            unsupported = "right_shift" in name or (kind == "bd3lm" and "cfg" in name)
+            if not name.startswith(f"{kind}.prompt") or "calls" in name or unsupported:
+                continue
+            options = dict(re.findall(r"\.(steps|block|cfg)([\d.]+?)(?=\.[a-z]|$)", name))
+            prompt = golden[name.split(".")[1]]
+            size = int(options.get("block", 8))
+            steps = int(options["steps"]) if kind == "bd3lm" else -(-int(options["steps"]) // -(-20 // size))
+            canvas = torch.cat([prompt, torch.full((1, 20), lm.vocab.mask_id)], 1)
+            ends = {"eos_id": lm.vocab.eos_id} if kind == "bd3lm" else {"block_size": size}
+            sampler = Blockwise(sampler=Confidence(steps, params=GREEDY), **ends)
+            guidance = Guidance(cfg_scale=float(options["cfg"])) if "cfg" in options else None
+            written = lm.generate(canvas, sampler, guidance=guidance)
+            # A prompt is padded there, on the left, to whole blocks; and nothing is written after the end.
+            padding = -prompt.shape[1] % 8 if kind == "bd3lm" else 0
+            assert torch.equal(written.tokens[:, : text.shape[1] - padding], text[:, padding:]), name
+
+
+@every_family
+def test_round_trip(family: str, tmp_path: Path) -> None:
+    lm = unmask.load(GOLDEN / family)
+    name = json.loads((GOLDEN / family / "config.json").read_text())["model_type"]
+    unmask.save(lm, tmp_path / "out", upstream_format=name)
+    again = unmask.load(tmp_path / "out")
+    assert again.denoiser.config == lm.denoiser.config
+    stored, written = (load_file(folder / "model.safetensors") for folder in (GOLDEN / family, tmp_path / "out"))
+    assert stored.keys() == written.keys()
+    assert all(torch.equal(stored[key], written[key]) for key in stored)
