@@ -102,11 +102,11 @@ def test_a2d_writes_as_published(family: str, tmp_path: Path) -> None:
             size = int(options.get("block", 8))
             steps = int(options["steps"]) if kind == "bd3lm" else -(-int(options["steps"]) // -(-20 // size))
             canvas = torch.cat([prompt, torch.full((1, 20), lm.vocab.mask_id)], 1)
-            ends = {"eos_id": lm.vocab.eos_id} if kind == "bd3lm" else {"block_size": size}
-            sampler = Blockwise(sampler=Confidence(steps, params=GREEDY), **ends)
+            size_option = None if kind == "bd3lm" else size
+            sampler = Blockwise(size_option, Confidence(steps, params=GREEDY))
             guidance = Guidance(cfg_scale=float(options["cfg"])) if "cfg" in options else None
             written = lm.generate(canvas, sampler, guidance=guidance)
-            # A prompt is padded there, on the left, to whole blocks; and nothing is written after the end.
+            # A prompt is padded there, on the left, to whole blocks; the text stops after the block that ends it.
             padding = -prompt.shape[1] % 8 if kind == "bd3lm" else 0
             assert torch.equal(written.tokens[:, : text.shape[1] - padding], text[:, padding:]), name
 
