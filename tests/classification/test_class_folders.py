@@ -98,7 +98,7 @@ def test_genomic_benchmarks_as_they_are_published(tmp_path: Path) -> None:
 def test_one_class_is_refused(tmp_path: Path) -> None:
     name = "human_enhancers_cohn"
     write_classes(tmp_path / name / "train", {"only": {f"{i}.txt": "ACGT" for i in range(20)}})
-    with pytest.raises(ValueError, match="all rows have the label 'only': a classifier needs two classes or more$"):
+    with pytest.raises(ValueError, match=r"all rows have the label 'only': a classifier needs two classes or more$"):
         load_data(task_data(name, tmp_path), seed=1)
 
 

@@ -1,6 +1,7 @@
-"""Networks of transformers are sharded block by block: two ranks train as one does, and checkpoints move between them.
+"""Networks of transformers and of state spaces are sharded block by block: two ranks train as one does, and
+checkpoints move between them.
 
-Started by torchrun, this file is also its own worker: `test_hf_fsdp.py FOLDER`.
+Started by torchrun, this file is also its own worker: `test_sharded_networks.py FOLDER`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from unmask.training.optim import AdamW
 from unmask.training.trainer import Trainer
 from unmask.types import Batch
 
-NAMES = ("bert", "llama")
+HF_NAMES = ("bert", "llama")
+NAMES = (*HF_NAMES, "caduceus-ph", "caduceus-ps")
+"""The heads of the last two are their embeddings: of PS, by way of complements."""
 ROWS, LENGTH, MASK = 6, 9, 4
 
 
@@ -38,9 +41,10 @@ class Texts:
 
 
 def trainer_of(name: str, where: Distributed = Distributed(), parallelism: DDP | FSDP = DDP()) -> Trainer:  # noqa: B008
-    from backbones.test_hf import denoiser
+    from backbones import test_hf, test_ssm
 
-    model: Any = denoiser(name).float().requires_grad_(True)
+    model: Any = test_hf.denoiser(name) if name in HF_NAMES else test_ssm.build(test_ssm.CONFIGS[name])
+    model = model.float().requires_grad_(True)
     config = TrainingConfig(
         steps=60,
         batch_size=ROWS,
