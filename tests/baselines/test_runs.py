@@ -12,7 +12,9 @@ import torch
 
 import training_worker as worker
 from unmask import MDLM, SSDLM, DiTConfig, LanguageModel, ModelConfig, Objective, Plaid, Vocab, load, save
-from unmask.baselines import BASELINES
+from unmask.backbones import BackboneConfig
+from unmask.backbones.caduceus import CaduceusConfig
+from unmask.baselines import BASELINES, GaussianSteps
 from unmask.baselines._ssd_denoiser import SSDLMDenoiser
 from unmask.cli import main
 from unmask.config import from_json, to_json
@@ -31,23 +33,30 @@ def test_every_baseline_is_tried_here() -> None:
     assert {name: type(objective) for name, objective in SMALL.items()} == dict(BASELINES.items())
 
 
-def trainer(name: str, steps: int, microbatch_size: int | None = None) -> Trainer:
+NETWORKS: dict[str, BackboneConfig] = {
+    "dit": DiTConfig(width=16, depth=1, heads=2, max_length=16, dropout=0.1),
+    "caduceus": CaduceusConfig(width=16, depth=1, max_length=16),
+}
+ON_EVERY_NETWORK = pytest.mark.parametrize("network", NETWORKS)
+
+
+def trainer(name: str, steps: int, microbatch_size: int | None = None, network: str = "dit") -> Trainer:
     torch.manual_seed(0)
-    network = DiTConfig(width=16, depth=1, heads=2, max_length=16, dropout=0.1)
-    model = ModelConfig(Vocab(7, 6), network, SMALL[name]).build()
+    model = ModelConfig(Vocab(7, 6), NETWORKS[network], SMALL[name]).build()
     config = replace(worker.TRAINING, steps=steps, batch_size=8, microbatch_size=microbatch_size)
     loader = Loader(worker.CycleTokens(), Wrapped(16), config.batch_size)
     return build_denoising_trainer(model, SMALL[name], loader, config)
 
 
 @EVERY
-def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    whole, first = trainer(name, 8), trainer(name, 8)
+@ON_EVERY_NETWORK
+def test_a_resumed_run_is_the_uninterrupted_one(name: str, network: str, tmp_path: Path) -> None:
+    whole, first = trainer(name, 8, network=network), trainer(name, 8, network=network)
     store = CheckpointStore(tmp_path, Distributed())
     losses = [whole.step()["loss"] for _ in range(8)]
     assert [first.step()["loss"] for _ in range(4)] == losses[:4]
     first.save_checkpoint(store)
-    again = trainer(name, 8)
+    again = trainer(name, 8, network=network)
     again.load_checkpoint(store, 4)
     assert [again.step()["loss"] for _ in range(4)] == losses[4:]
     for mine, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
@@ -69,14 +78,34 @@ def test_micro_batches_change_nothing_but_rounding(name: str) -> None:
 
 
 @EVERY
-def test_every_parameter_is_trained(name: str) -> None:
-    run = trainer(name, 4)
+@ON_EVERY_NETWORK
+def test_every_parameter_is_trained(name: str, network: str) -> None:
+    run = trainer(name, 4, network=network)
     before = {key: weight.detach().clone() for key, weight in run.model.named_parameters()}
     for _ in range(4):
         run.step()
     unused = {"backbone.embedding.weight"}  # a baseline may have embeddings of its own
     still = {key for key, weight in run.model.named_parameters() if torch.equal(weight, before[key])}
     assert still <= unused
+
+
+@pytest.mark.thorough
+def test_plaid_on_a_state_space_network_learns_evaluates_and_writes(tmp_path: Path) -> None:
+    run = trainer("plaid", 40, network="caduceus")
+    curve = [run.step()["loss"] for _ in range(40)]
+    assert sum(curve[-10:]) < 0.9 * sum(curve[:10])
+    lm = LanguageModel(run.model.eval())
+    text = [0, 1, 2, 3, 4, 5, 0, 1]
+    score = lm.score([text], draws=64)
+    assert 0 < score.nats_per_token < curve[0]
+    folder = save(lm, tmp_path / "model")
+    again = load(folder)
+    assert again.score([text], draws=64).nats == score.nats
+    sampler = GaussianSteps(6)
+    texts = lm.sample(3, 16, sampler=sampler, seed=1).tokens
+    assert texts.shape == (3, 16)
+    assert (texts < 6).all()
+    assert torch.equal(again.sample(3, 16, sampler=sampler, seed=1).tokens, texts)
 
 
 @EVERY

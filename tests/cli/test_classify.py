@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +40,6 @@ QUICK = ("--lr", "0.02", "--epochs", "4", "--set", "training.bf16=false")
 @pytest.fixture(scope="module")
 def trained(place: Path) -> Path:
     """The run of all tests that need one."""
-    import sys
-
     from unmask.cli import main
 
     before = sys.argv
@@ -60,6 +63,35 @@ def test_a_run_says_what_it_found_and_goes_on_when_it_is_given_again(
     assert accuracy.split()[:2] == ["test", "accuracy"]
     assert shown.out.splitlines()[-1] == str(trained)
     assert json.loads((trained / "results.json").read_text())["rows"] == {"train": 48, "test": 24}
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_goes_on_as_if_nothing_had_happened(place: Path, tmp_path: Path) -> None:
+    """SIGKILL, whenever it comes: results and weights are those of an uninterrupted run, to the last bit."""
+    words = ["classify", "train", place / "model", "--train", place / "train.csv", "--test", place / "test.csv"]
+    words += ["--validation-fraction", "0.25", "--epochs", "12", "--set", "training.bf16=false", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "unmask", *map(str, words), str(folder)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start(whole).wait(300) == 0
+    process = start(killed)
+    try:
+        while not list(killed.glob("step-*")):  # a first checkpoint
+            assert process.poll() is None
+            time.sleep(0.002)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+    assert not (killed / "results.json").exists()
+    assert start(killed).wait(300) == 0
+    ours, theirs = (json.loads((folder / "results.json").read_text()) for folder in (killed, whole))
+    assert {**ours, "provenance": None} == {**theirs, "provenance": None}
+    files = [folder / "model" / "model.safetensors" for folder in (killed, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_eval(trained: Path, place: Path, command: Command, tmp_path: Path) -> None:

@@ -10,8 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from live_server import language_model, live_server
-from unmask import MDLM, Ancestral, BlockDiffusion, Blockwise, Confidence, GenMD4, Guidance, NextToken
+from live_server import ALPHABET, LENGTH, language_model, live_server
+from unmask import (
+    MDLM,
+    Ancestral,
+    BlockDiffusion,
+    Blockwise,
+    CaduceusConfig,
+    Confidence,
+    GenMD4,
+    Guidance,
+    LanguageModel,
+    MambaConfig,
+    NextToken,
+    Tokenizer,
+)
+from unmask.backbones import BackboneConfig
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.objectives import Objective
 from unmask.sampling import Sampler
@@ -19,6 +33,7 @@ from unmask.sampling.blockwise import DualCache, PrefixCache
 from unmask.sampling.canvas import Canvas
 from unmask.types import Tokens
 
+DNA = Tokenizer.dna()
 CASES: dict[str, tuple[Objective, dict[str, Any], Sampler | None]] = {
     "block diffusion": (BlockDiffusion(block_size=5), {"steps": 4}, Blockwise(sampler=Ancestral(4))),
     "block diffusion, by confidence": (
@@ -127,3 +142,48 @@ def test_a_request_cannot_import_code() -> None:
         refused = server.post("/v1/infill", template="abc <mask:4>", sampler="unmask.sampling.ancestral:Ancestral")
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("there is no sampler 'unmask.sampling.ancestral:Ancestral'")
+
+
+STATE_SPACE: dict[str, tuple[BackboneConfig, Tokenizer, dict[str, Any], Sampler | None]] = {
+    "mamba": (MambaConfig(width=12, depth=2, max_length=LENGTH), Tokenizer.characters(ALPHABET), {}, None),
+    "caduceus": (
+        CaduceusConfig(width=12, depth=2, max_length=LENGTH, equivariant=True, complement_ids=DNA.complement_ids or ()),
+        DNA,
+        {"steps": 4},
+        Ancestral(4),
+    ),
+}
+
+
+def state_space_model(backbone: BackboneConfig, tokenizer: Tokenizer) -> LanguageModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = LanguageModel.from_config(backbone, NextToken() if backbone.causal else MDLM(), tokenizer)
+        for name, parameter in lm.denoiser.named_parameters():
+            if "A_log" not in name and "dt_proj.bias" not in name:
+                torch.nn.init.normal_(parameter, std=0.4)
+    lm.denoiser.double().eval()
+    return lm
+
+
+@pytest.mark.parametrize(("backbone", "tokenizer", "asked", "sampler"), STATE_SPACE.values(), ids=list(STATE_SPACE))
+def test_state_space_networks_write_and_score_what_the_library_does(
+    backbone: BackboneConfig, tokenizer: Tokenizer, asked: dict[str, Any], sampler: Sampler | None
+) -> None:
+    """Mamba with its recurrent cache, Caduceus on both strands."""
+    lm = state_space_model(backbone, tokenizer)
+    text = "ACGNTTAC" if tokenizer is DNA else "abc defg"
+    template = f"{text}<mask:7>{text[:2]}<mask:3>"
+    with live_server(lm) as served:
+        filled = served.post("/v1/infill", template=template, n=2, seed=5, **asked).json()
+        drawn = served.post("/v1/infill", template="<mask:12>", n=2, seed=6, **asked).json()
+        completed = served.post("/v1/completions", prompt=text, max_tokens=6, seed=7, n=2, **asked).json()
+        scored = served.post("/v1/score", text=text, draws=32, seed=3).json()
+    assert [result["text"] for result in filled["results"]] == lm.infill(template, n=2, sampler=sampler, seed=5).texts
+    assert [result["text"] for result in drawn["results"]] == lm.sample(2, 12, sampler=sampler, seed=6).texts
+    whole = lm.infill(f"{text}<mask:6>", n=2, sampler=sampler, seed=7).texts
+    assert [text + choice["text"] for choice in completed["choices"]] == whole
+    expected = lm.score(text, draws=32, seed=3)
+    assert scored["nats"] == pytest.approx(expected.nats)
+    assert scored["nats_per_token"] == pytest.approx(expected.nats_per_token)
+    assert scored["exact"] is backbone.causal
