@@ -71,7 +71,7 @@ def test_sdar_writes_as_published() -> None:
         canvas = torch.full_like(text, lm.vocab.mask_id)
         canvas[:, : prompt.shape[1]] = prompt
         above = float(threshold[0].removeprefix("threshold")) if "dynamic" in strategy else 1.0
-        sampler = Threshold(above, 4 // int(steps.removeprefix("steps")), GREEDY)
+        sampler = Threshold(above, GREEDY, min_tokens=4 // int(steps.removeprefix("steps")))
         written = lm.generate(canvas, Blockwise(sampler=sampler))
         assert torch.equal(written.tokens, text), name
         # Published: a call for the prompt's blocks and one for each finished block; here these share the next call.

@@ -247,8 +247,8 @@ def test_models_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
     for config, words in (
         (replace(MODELS["llada"], objective=MDLM()), "linear schedule only"),
         (
-            replace(MODELS["llada"], backbone=DiTConfig(**SIZES, llama=LlamaBlock(40), qk_norm=True)),
-            "backbone.qk_norm=false",
+            replace(MODELS["llada"], backbone=DiTConfig(**SIZES, llama=LlamaBlock(40, head_dim=6))),
+            "heads that are partly rotated or have a width of their own",
         ),
         (replace(MODELS["bd3lm"], backbone=DiTConfig(**SIZES, qk_norm=True)), "backbone.qk_norm=false"),
     ):

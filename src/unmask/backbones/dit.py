@@ -216,7 +216,7 @@ class DiT(Backbone):
         local, timed = config.local_init, config.time_conditioning
         self.embedding = nn.Embedding(vocab.size, config.width)
         self.local_conv = None if local is None else DepthwiseConv(config.width, local.kernel_size)
-        scaling = config.llama and config.llama.rotary_scaling
+        scaling = None if config.llama is None else config.llama.rotary_scaling
         self.rotary = RotaryEmbedding(config.rotary_dim, config.rope_theta, scaling)
         self.time_embedding = None if timed is None else TimeEmbedding(timed.width, timed.scale)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))

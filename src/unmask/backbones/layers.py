@@ -79,8 +79,8 @@ def _apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     """
     cos, sin = (each.to(x.dtype) for each in cos_sin)
     if cos.shape[-1] < x.shape[-1]:
-        turned, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
-        return torch.cat([_apply_rotary(turned, (cos, sin)), rest], dim=-1)
+        size = cos.shape[-1]
+        return torch.cat([_apply_rotary(x[..., :size], (cos, sin)), x[..., size:]], dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 

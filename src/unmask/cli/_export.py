@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from unmask.cli._arguments import AllowCodeFlag, ModelPath, allow_imports, load_model
 
@@ -27,7 +26,7 @@ _UNSUPPORTED_SUFFIXES = (
 def export(
     source: ModelPath,
     out: ModelPath,
-    format: Literal["unmask", "upstream"] = "unmask",
+    format: str = "unmask",
     license: str | None = None,
     dataset: tuple[str, ...] = (),
     language: tuple[str, ...] = (),
@@ -46,8 +45,9 @@ def export(
         source: The folder of a run (its averaged weights are used) or of a model.
         out: The new folder; or a file that ends in .onnx, for onnxruntime and the like: tokens
             [batch, length] in, log-probabilities of the clean token out.
-        format: upstream writes the format in which such models are published (MDLM, BD3LM, LLaDA, Dream,
-            transformers). MDLM's holds plain networks, as runs/plain above; what does not fit is named, with a remedy.
+        format: upstream writes the format in which such models are published (MDLM, BD3LM, LLaDA, Dream, SDAR,
+            transformers, ...), and a family's model_type, such as sdar or a2d-qwen3, the format of that family. MDLM's
+            holds plain networks, as runs/plain above; what does not fit is named, with a remedy.
         license: The model's license for its card, as hubs name it: apache-2.0, mit, cc-by-4.0.
         dataset: Names of the data sets that it was trained on, for its card.
         language: Codes of the languages that it generates, for its card: en, de.
@@ -70,13 +70,19 @@ def export(
         return
     of_run = read_card_metadata(source) if is_run else CardMetadata()
     metadata = replace(metadata, datasets=dataset or of_run.datasets, results=of_run.results)
-    print(save(lm, out, upstream_format=format == "upstream", facts=facts, metadata=metadata))
+    upstream: bool | str = {"unmask": False, "upstream": True}.get(format, format)
+    print(save(lm, out, upstream_format=upstream, facts=facts, metadata=metadata))
 
 
 def _check_output(out: Path, format: str, has_metadata: bool) -> None:
     onnx = out.suffix == ".onnx"
-    if format == "upstream" and onnx:
-        raise ValueError("--format upstream writes a folder, not an .onnx file; drop one of them")
+    if format not in ("unmask", "upstream"):
+        from unmask.config import lookup
+        from unmask.pretrained.formats import FORMATS
+
+        lookup(format, FORMATS, "published format")
+    if format != "unmask" and onnx:
+        raise ValueError(f"--format {format} writes a folder, not an .onnx file; drop one of them")
     if onnx and has_metadata:
         raise ValueError("--license, --dataset and --language are for a folder's card; an .onnx file has none")
     if out.suffix in _UNSUPPORTED_SUFFIXES:

@@ -32,7 +32,7 @@ class BlockDiffusion(MaskedObjective):
     block_size: int = 16
     """Tokens per block."""
     from_prompt: bool = False
-    """Whether blocks that are written after a prompt are counted from its end, and not from the beginning of the text."""
+    """Whether blocks that are written are counted from the end of the prompt, and not from the beginning of the text."""
 
     @classmethod
     def recommended(cls) -> Self:

@@ -180,12 +180,12 @@ class Threshold(ConfidenceSampler):
 
     threshold: float = 0.9
     """The probability above which a token is written together with others."""
-    min_tokens: int = 1
-    """How many of the most probable tokens are written in any case."""
     params: SamplingParams = SamplingParams()
     """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
     """Ids of tokens that are written last."""
+    min_tokens: int = 1
+    """How many of the most probable tokens are written in any case."""
 
     def __post_init__(self) -> None:
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:

@@ -87,7 +87,8 @@ class ConfigKeys:
     rope_theta: str = "rope_theta"
     norm_eps: str = "rms_norm_eps"
     vocab: str = "vocab_size"
-    head_dim: str = "head_dim"
+    head_dim: str | None = "head_dim"
+    """None: a head is as wide as the network divided by its heads."""
 
 
 TRANSFORMERS_KEYS = ConfigKeys(
@@ -224,7 +225,7 @@ class LlamaFormat:
             "pad_token_id": vocab.eos_id,
             keys.norm_eps: llama.norm_eps,
             keys.tie_embeddings: backbone.tie_embeddings,
-            **({} if llama.head_dim is None else {keys.head_dim: llama.head_dim}),
+            **({} if llama.head_dim is None or keys.head_dim is None else {keys.head_dim: llama.head_dim}),
             **({} if llama.rotary_scaling is None else {"rope_scaling": _scaling_to_json(llama.rotary_scaling)}),
             **({} if self.blocks is None else self.blocks.export(objective)),
         }, _split_projections(model, self.tensor_names)
@@ -287,7 +288,7 @@ def _scaling_to_json(scaling: RotaryScaling) -> dict[str, Any]:
 
 def _head_dim(reader: ConfigReader, keys: ConfigKeys, heads: int) -> int | None:
     """The width of a head, if it is not the network's width divided by its heads."""
-    if reader.config.get(keys.head_dim) is None:
+    if keys.head_dim is None or reader.config.get(keys.head_dim) is None:
         return None
     size = reader.get_int(keys.head_dim)
     return None if size * heads == reader.get_int(keys.width) else size
@@ -352,6 +353,13 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
     )
     check_exportable(backbone, plain, format_.tensor_names.kind.removeprefix("a "))
     assert llama is not None  # see can_export
+    supported = replace(llama, rotary_fraction=1.0)
+    supported = supported if format_.config_keys.head_dim is not None else replace(supported, head_dim=None)
+    if llama != supported:
+        raise ValueError(
+            f"{format_.tensor_names.kind}'s format cannot hold heads that are partly rotated or have a width of their"
+            " own: train with backbone.llama.head_dim=None backbone.llama.rotary_fraction=1"
+        )
     if llama.qkv_bias != format_.qkv_bias:
         raise ValueError(
             f"{format_.tensor_names.kind}'s queries, keys and values have {'' if format_.qkv_bias else 'no '}biases:"

@@ -31,6 +31,7 @@ LLADA_FORMAT = LlamaFormat(
         max_length="max_sequence_length",
         tie_embeddings="weight_tying",
         vocab="embedding_size",
+        head_dim=None,
     ),
     required={
         "block_type": "llama",
