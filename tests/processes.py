@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import MappingProxyType
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
@@ -27,15 +28,21 @@ _SERVER.set_forkserver_preload(
 
 
 def run_program(
-    script: Path | str, *arguments: object, ranks: int = 1, timeout: float = 300
+    program: Path | str,
+    *arguments: object,
+    ranks: int = 1,
+    timeout: float = 300,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
-    """`python SCRIPT ARGUMENTS`, on ranks that are ended as soon as one of them fails."""
-    words = [str(script), *map(str, arguments)]
+    """`python FILE.py ARGUMENTS` or `python -m MODULE ARGUMENTS`, on ranks that are ended as soon as one fails."""
+    words = [str(program), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as scratch:
         files = [(Path(scratch, f"out-{rank}"), Path(scratch, f"err-{rank}")) for rank in range(ranks)]
         port = _free_port() if ranks > 1 else 0
         processes = [
-            _SERVER.Process(target=_become, args=(words, _variables(rank, ranks, port), *files[rank]))
+            _SERVER.Process(
+                target=_become, args=(words, {**environment, **_variables(rank, ranks, port)}, *files[rank])
+            )
             for rank in range(ranks)
         ]
         for process in processes:
@@ -75,6 +82,7 @@ def _become(words: list[str], variables: Mapping[str, str], out: Path, err: Path
         os.close(descriptor)
     sys.argv = words
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        run = runpy.run_path if words[0].endswith(".py") else runpy.run_module
+        run(words[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # a fork would leave without
