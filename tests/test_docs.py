@@ -118,7 +118,7 @@ def test_every_command_runs(
             assert (code, absent in err) == (2, True), (command, err)
         else:
             assert code == 0, (document, command, err)
-            assert out, (document, command)
+            assert out or ">" in command, (document, command)
 
 
 @cache

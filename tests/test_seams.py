@@ -178,6 +178,7 @@ def test_the_names_for_type_checkers_are_those_of_the_tables() -> None:
     subprocess.run([sys.executable, "tools/exports.py", "--check"], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow  # the test above and those of tests/test_repr.py look at the same lines without mypy
 def test_type_checkers_see_the_public_names_and_catch_typos(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("import unmask\nunmask.Ancestral(steps=3)\nunmask.Cosine()\nunmask.Ancestrl\n")
     run = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(tmp_path / "user.py")]
