@@ -23,8 +23,8 @@ demo: $(READY)  ## train on Python's own standard library for three minutes; mea
 	$(BIN)/unmask report $(DEMO)
 	@echo "Open the page above in a browser. Every line that starts with $(BIN)/unmask is a command to try."
 
-test: $(READY) .venv/.browser
-	$(BIN)/python -m pytest -n 2
+test: $(READY) .venv/.browser  ## under ten minutes on two cores, together with make check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: $(READY)  ## the mathematical core, in under a minute
 	$(BIN)/python -m pytest -n 2 --maxfail 5 tests/diffusion tests/objectives tests/ops tests/sampling tests/guidance \

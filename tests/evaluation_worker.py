@@ -1,4 +1,4 @@
-"""Eval, score and sample, started by tests under torchrun: `worker.py MODEL TEXT OUT`."""
+"""Eval, score and sample, started by tests on ranks: `worker.py MODEL TEXT OUT`."""
 
 from __future__ import annotations
 

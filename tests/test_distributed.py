@@ -1,4 +1,4 @@
-"""Measuring and sampling mean the same on one process and on many: real ones, under torchrun."""
+"""Measuring and sampling mean the same on one process and on many: real ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 
 import unmask
 from evaluation_worker import evaluate_all
+from processes import run_program
 from unmask.distributed import Distributed, _wait_for_gloo_threads, exit_rank
 
 WORKER = Path(__file__).with_name("evaluation_worker.py")
@@ -42,13 +43,8 @@ def test_many_ranks_find_what_one_finds(ranks: int, given: tuple[Path, Path], tm
     torch.set_num_threads(1)  # as in the worker: threads change the last bits
     alone = json.loads(json.dumps(evaluate_all(model, text, tmp_path / "alone", Distributed())))
     torch.set_num_threads(threads)
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"]
-    subprocess.run(
-        [*command, WORKER, model, text, tmp_path / "found"],
-        check=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = run_program(WORKER, model, text, tmp_path / "found", ranks=ranks)
+    assert done.returncode == 0, done.stderr
     for rank in range(ranks):
         found = json.loads((tmp_path / f"found-{rank}").read_text())
         assert found["tokens"] == alone["tokens"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
+import io
 import json
 import random
 import re
@@ -11,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,6 @@ import pytest
 from doc_examples import (
     BIN,
     ROOT,
-    Example,
     demo_commands,
     document_examples,
     help_examples,
@@ -26,6 +28,7 @@ from doc_examples import (
     run_in_shell,
 )
 from reference_models import write_reference_model
+from test_seams import EXAMPLES
 from unmask.cli import main
 
 SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 eval_windows=8"
@@ -45,9 +48,13 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     (folder / "my_texts").mkdir()
     shutil.copy(ROOT / "LICENSE", folder)
-    for name in ("my_texts/one.txt", "my_test.txt", "my_text.txt", "notes.txt"):
+    (folder / "my_text.txt").write_text("A few words of my own, and a few more.\n")
+    for name in ("my_texts/one.txt", "my_test.txt", "notes.txt"):
         shutil.copy(ROOT / "CONTRIBUTING.md", folder / name)
     shutil.copy(ROOT / "README.md", folder / "my_texts" / "two.txt")
+    (folder / "some_code").mkdir()
+    for module in (ast, json, random, re, shlex, shutil, subprocess):
+        shutil.copy(module.__file__, folder / "some_code" / f"{module.__name__}.py")
     (folder / "my_package").mkdir()
     (folder / "my_package" / "my_module.py").write_text("from unmask.recipes import stdlib_tiny as my_recipe\n")
     pairs = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(60)]
@@ -71,6 +78,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("train", "dev"):
         lines = [review.replace(",", "\t") for review in ["sentence,label\n", *reviews]]
         (folder / "glue" / "SST-2" / f"{part}.tsv").write_text("".join(lines))
+    (folder / "genomic" / "human_nontata_promoters").mkdir(parents=True)
+    for part in ("train", "test"):
+        rows = "".join(f"{'ACGT' * (5 + n % 3)},{n % 2}\n" for n in range(20))
+        (folder / "genomic" / "human_nontata_promoters" / f"{part}.csv").write_text(f"sequence,label\n{rows}")
     bases = random.Random(0).choices("ACGT", k=12_000)
     genome = f">chr1\n{''.join(bases[:8000])}\n>chr2\n{''.join(bases[8000:])}\n"
     (folder / "genome.fa.gz").write_bytes(gzip.compress(genome.encode()))
@@ -100,21 +111,47 @@ def test_every_command_runs(
     monkeypatch.setattr("unmask.io.hub._is_reachable", lambda *_: False)  # nobody is to fetch 16 GB here
     (folder / ".local/share/bash-completion/completions").mkdir(parents=True)
     (folder / ".config/fish/completions").mkdir(parents=True)
-    for example in _session(document):
-        for command in example.commands:
-            code, out, err = _carried_out(command, folder, monkeypatch, capsys)
-            absent = next((told for name, told in HUB.items() if name in command), None)
-            if absent is not None:
-                assert (code, absent in err) == (2, True), (command, err)
-            else:
-                assert code == 0, (example.where, command, err)
-                assert out or ">" in command, (example.where, command)
+    for command in _lines_to_try(document):
+        code, out, err = _carried_out(command, folder, monkeypatch, capsys)
+        absent = next((told for name, told in HUB.items() if name in command), None)
+        if absent is not None:
+            assert (code, absent in err) == (2, True), (command, err)
+        else:
+            assert code == 0, (document, command, err)
+            assert out or ">" in command, (document, command)
 
 
-def _session(document: str) -> list[Example]:
-    if document == "--help":
-        return list(help_examples())
-    return [example for example in document_examples() if example.where == document]
+@cache
+def _session(document: str) -> list[str]:
+    examples = help_examples() if document == "--help" else document_examples()
+    return [line for example in examples if document in ("--help", example.where) for line in example.commands]
+
+
+def _lines_to_try(document: str) -> list[str]:
+    """All but those that another document tries, if nothing here reads what they write."""
+    lines = _session(document)
+    later = [" ".join(lines[place + 1 :]) for place in range(len(lines))]
+    pairs = zip(lines, later, strict=True)
+    return [line for line, rest in pairs if _tried_by(line) == document or _is_read(line, rest.replace(line, ""))]
+
+
+def _tried_by(line: str) -> str:
+    """The document that shows a line most often, and of several the first one."""
+    return max([*SESSIONS, "--help"], key=lambda document: _session(document).count(line))
+
+
+def _is_read(line: str, rest: str) -> bool:
+    made = re.search(r"--out (\S+)|^unmask export \S+ (\S+)", line)
+    return made is not None and str(made[1] or made[2]) in rest
+
+
+def test_every_line_is_tried_somewhere() -> None:
+    """As often as the document that shows it most often does."""
+    shown = {document: _session(document) for document in [*SESSIONS, "--help"]}
+    tried = [line for document in shown for line in _lines_to_try(document)]
+    assert len(tried) > 80
+    for lines in shown.values():
+        assert all(tried.count(line) >= lines.count(line) for line in lines)
 
 
 def _carried_out(
@@ -127,33 +164,65 @@ def _carried_out(
     if words[:2] == ["python", "-m"]:
         return _known_options(words[2], words[3:])
     command = _quickly(command)
-    if words[0] != "unmask" or any(mark in command for mark in ("$(", " < ", " > ", " | ")):
+    if command.startswith("torchrun ") and command != _quickly(_first_on_ranks(words)):
+        command = command.removeprefix(" ".join(words[:4])).strip()
+    if not command.startswith("unmask ") or any(mark in command for mark in ("$(", " | ")):
         done = run_in_shell(command, folder)
         return done.returncode, done.stdout, done.stderr
+    return _run_here(command, monkeypatch, capsys)
+
+
+def _first_on_ranks(words: list[str]) -> str:
+    """The line that starts ranks for this command; others that only differ in options are tried without."""
+    start = " ".join(words[:6])
+    lines = (line for document in [*SESSIONS, "--help"] for line in _session(document))
+    return next(line for line in lines if line.startswith(start))
+
+
+def _run_here(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    command, _, target = command.partition(" > ")
+    command, _, given = command.partition(" < ")
     monkeypatch.setattr(sys, "argv", shlex.split(command))
+    if given:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(given).read_bytes()), encoding="utf-8"))
     code = 0
     try:
         main()
     except SystemExit as stop:
         code = int(stop.code or 0)
-    return (code, *capsys.readouterr())
+    out, err = capsys.readouterr()
+    if target:
+        Path(target).expanduser().write_text(out, encoding="utf-8")
+    return code, out, err
 
 
 def _quickly(command: str) -> str:
-    """Training of a few steps, of a small network; a small reference model; reproductions only planned."""
+    """Training of two steps, of a small network, on a little text; little to evaluate; reproductions only planned.
+
+    The demo's run, which all begin with, has read the whole of the default text.
+    """
+    if re.match(r"unmask eval \S+ \S+corpus$", command):
+        command += " --windows 16"
+    if command.startswith("unmask eval-samples") and "--steps" not in command:
+        command += " --steps 4 8"
     command = re.sub(r"\.reference-model/\S+", "my_causal_model", command)
     if command.startswith("unmask reproduce") and "--list" not in command and "--plan" not in command:
         return f"{command} --plan"  # tests/reproduce carries them out
     if "unmask train" not in command or "--print-config" in command:
         return command
-    if "--steps" not in command:
-        command += " --steps 2"
+    command = f"{re.sub(r' --steps [0-9]+', '', command)} --steps 2"
+    if ".json" not in command and "--sources" not in command:
+        command += " --sources some_code/"
     small = SMALL.replace("backbone.heads=2 ", "") if " backbone=" in command else SMALL
     return command if "--init-from" in command or ".json" in command else f"{command} {small}"
 
 
 def _known_options(module: str, options: list[str]) -> tuple[int, str, str]:
     """Benchmarks take minutes: their own tests run them, here it is whether they know the options."""
+    if module.startswith("examples."):
+        return 0 if module.removeprefix("examples.") in EXAMPLES else 1, "tests/test_seams.py runs all of them", module
     asked = [sys.executable, "-m", module, "--help"]
     shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=100)
     unknown = [option for option in options if option.startswith("--") and option not in shown.stdout]
@@ -171,11 +240,12 @@ def test_make_knows_the_targets() -> None:
         subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_the_demo(reader: Path) -> None:
+def test_the_demo(reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What `make demo` does, but for the training."""
     commands = demo_commands(reader / "runs" / "demo")
     assert [command.split()[1] for command in commands] == ["train", "eval", "sample", "infill", "report"]
-    outputs = [run_in_shell(command, ROOT).stdout for command in commands[1:]]
+    lines = [command.removeprefix(f"{BIN}/") for command in commands[1:]]
+    outputs = [_carried_out(line, ROOT, monkeypatch, capsys)[1] for line in lines]
     assert "bits/byte" in outputs[0]
     assert "def is_even(n):" in outputs[2]
     assert outputs[3].strip() == str(reader / "runs" / "demo" / "report" / "index.html")
@@ -268,6 +338,21 @@ def test_every_equation_leads_to_code() -> None:
         sources = [(ROOT / "src/unmask" / file).read_text(encoding="utf-8") for file in files]
         for name in (part for dotted in names if not dotted.endswith(".py") for part in dotted.split(".")):
             assert any(re.search(rf"\b(class|def) {name}\b", source) for source in sources), (name, files)
+
+
+def test_every_system_of_the_paper_has_a_command_that_is_tried_and_a_proof() -> None:
+    """A row of the table in docs/methods.md names the beginning of a line that a document shows, and files of tests."""
+    text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    section = text.split("## The systems of the paper")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    shown = [line for document in [*SESSIONS, "--help"] for line in _session(document)]
+    assert len(rows[2:]) > 20
+    for system, _, command, state, proof in rows[2:]:
+        assert state.startswith("works") == bool(proof), system
+        for line in re.findall(r"`([^`]+)`", command):
+            assert any(f"{each} ".startswith(f"{line} ") for each in shown), (system, line)
+        for path in re.findall(r"`([^`]+)`", proof):
+            assert "\ndef test_" in (ROOT / path).read_text(encoding="utf-8"), (system, path)
 
 
 def test_links_between_documents_lead_somewhere() -> None:

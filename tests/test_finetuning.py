@@ -12,12 +12,13 @@ import torch
 
 import unmask
 from test_experiment import TEXT, tiny
+from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import Corpus, PrepareConfig
 from unmask.data.loader import PromptCompletionRows
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment
-from unmask.objectives import MDLM, BlockDiffusion
+from unmask.objectives import MDLM, MLM, BlockDiffusion
 from unmask.run import build_trainer, load_ema_model, prepare_corpus, run_experiment
 from unmask.training.lora import LoRA
 from unmask.training.run_folder import RunFolder
@@ -71,6 +72,27 @@ def test_another_objective_on_the_same_weights(base: Path, cats: Experiment, tmp
     lm = unmask.load(tmp_path / "run")
     assert isinstance(lm.objective, BlockDiffusion)
     assert len(lm.complete(["a cat", "the"], 20).texts) == 2
+
+
+def test_a_bert_is_fine_tuned_with_the_loss_of_mdlm(cats: Experiment, tmp_path: Path) -> None:
+    """As in Table 4 of the paper: MLM first, then MDLM from the same weights, which lowers the bound."""
+    bert = MosaicBERTConfig(width=32, depth=1, heads=2, intermediate_size=48, max_length=16)
+    training = replace(cats.training, batch_size=16, steps=60, save_every=60, eval_every=60)
+    short = replace(training, steps=10)
+    mlm = replace(cats, init_from=None, tokenizer="bytes", backbone=bert, objective=MLM(), training=short)
+    assert run_experiment(mlm, tmp_path / "mlm", Distributed())
+    first = unmask.load(tmp_path / "mlm")
+    mdlm = replace(cats, init_from=str(tmp_path / "mlm"), training=training)
+    run = build_trainer(mdlm, prepare_corpus(mdlm, RunFolder(tmp_path / "mdlm")), Distributed())
+    for name, weight in first.denoiser.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], weight)
+    assert run_experiment(mdlm, tmp_path / "mdlm", Distributed())
+    second = unmask.load(tmp_path / "mdlm")
+    assert (type(first.objective), type(second.objective)) == (MLM, MDLM)
+    assert second.denoiser.config.backbone == first.denoiser.config.backbone == bert
+    text = "a cat sat on the mat and ate the rat\n"
+    before, after = first.score(text, draws=128), second.score(text, draws=128)
+    assert after.nats_per_token + 4 * (before.standard_error + after.standard_error) < before.nats_per_token
 
 
 def test_differences_of_low_rank(base: Path, cats: Experiment, tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_the_names_for_type_checkers_are_those_of_the_tables() -> None:
     subprocess.run([sys.executable, "tools/exports.py", "--check"], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow  # the test above and those of tests/test_repr.py look at the same lines without mypy
 def test_type_checkers_see_the_public_names_and_catch_typos(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("import unmask\nunmask.Ancestral(steps=3)\nunmask.Cosine()\nunmask.Ancestrl\n")
     run = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(tmp_path / "user.py")]
@@ -231,18 +232,43 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_is_a_program(name: str) -> None:
-    run = [sys.executable, "-m", f"examples.{name}"]
+PROGRAMS = """
+import runpy, sys
+for name in sys.argv[1:]:
+    print("program", name)
+    runpy.run_module(f"examples.{name}", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_every_example_is_a_program() -> None:
+    """As `python -m examples.NAME` runs it, all in one process: torch is imported once."""
+    run = [sys.executable, "-c", PROGRAMS, *EXAMPLES]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    printed = dict(each.split("\n", 1) for each in done.stdout.split("program ")[1:])
+    assert [name for name in EXAMPLES if printed[name].strip()] == EXAMPLES
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """The command line, from the project's folder: `examples` is importable only because it is typed."""
-    run = [sys.executable, "-c", "import sys; sys.path.remove(''); from unmask.cli import main; main()", *words]
-    return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, env=environment())
+COMMANDS = """
+import contextlib, io, json, sys
+sys.path.remove("")
+from unmask.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv, code, out, err = ["unmask", *words], 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def in_new_process(*commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    """Commands, from the project's folder: `examples` is importable only because it is typed."""
+    run = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True, env=environment())
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 CHANGES = {
@@ -257,18 +283,18 @@ CHANGES = {
 def test_every_example_works_on_the_command_line(part: str, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     train = ("train", "examples.custom_recipe:tiny", "--steps", "3", "--out", out, *CHANGES[part])
-    for _ in range(2):  # the second time, the run is resumed: nothing is left to do
-        done = command(*train)
-        assert done.returncode == 0, done.stderr
-    if CHANGES[part]:
-        refused = command("sample", out, "--length", "8")
-        assert refused.returncode == 2
-        assert f"needs the class examples.custom_{part}:" in refused.stderr
+    ((code, _, err),) = in_new_process(train)
+    assert code == 0, err
+    plain = ("sample", out, "--length", "8")
     more = ["--sampler", "examples.custom_sampler:Leftmost", "--sampler-option", "width=3"] if part == "sampler" else []
-    written = command("sample", out, "--length", "8", "--json", "--allow-code", *more)
-    assert written.returncode == 0, written.stderr
-    assert len(json.loads(written.stdout)["tokens"][0]) == 8
-    assert not more or json.loads(written.stdout)["nfe"] == 3
+    refused, written, resumed = in_new_process(plain, (*plain, "--json", "--allow-code", *more), train)
+    if CHANGES[part]:
+        assert refused[0] == 2
+        assert f"needs the class examples.custom_{part}:" in refused[2]
+    assert written[0] == 0, written[2]
+    assert len(json.loads(written[1])["tokens"][0]) == 8
+    assert not more or json.loads(written[1])["nfe"] == 3
+    assert resumed[0] == 0, resumed[2]  # nothing is left to do
 
 
 OUTSIDE = """

@@ -267,22 +267,20 @@ def test_a_model_is_found_by_its_name_on_the_hub(llada: tuple[LanguageModel, Pat
     folder.rename(kept / "snapshots" / ("0" * 40))
     code = (
         "import sys, torch, unmask\n"
-        "try:\n"
-        "    lm = unmask.load(sys.argv[1])\n"
-        "    print(type(lm.denoiser.objective).__name__, lm.vocab)\n"
-        "except ValueError as error:\n"
-        "    print('refused:', error)\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n"
+        "        lm = unmask.load(name)\n"
+        "        print(type(lm.denoiser.objective).__name__, lm.vocab)\n"
+        "    except ValueError as error:\n"
+        "        print('refused:', error)\n"
     )
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-
-    def answer(name: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code, name], env=environment, capture_output=True, text=True, check=True
-        ).stdout
-
-    assert answer("someone/llada-tiny") == f"MDLM {lm.vocab}\n"
-    assert answer("someone/else").startswith("refused: someone/else is neither a folder nor available from the hub")
-    assert answer("nowhere").startswith("refused: nowhere is not a folder, nor a name on the hub")
+    asked = [sys.executable, "-c", code, "someone/llada-tiny", "someone/else", "nowhere"]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    there, other, nowhere = done.stdout.splitlines()
+    assert there == f"MDLM {lm.vocab}"
+    assert other.startswith("refused: someone/else is neither a folder nor available from the hub")
+    assert nowhere.startswith("refused: nowhere is not a folder, nor a name on the hub")
 
 
 @dataclass(frozen=True)

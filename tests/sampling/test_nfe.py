@@ -13,6 +13,7 @@ from unmask.diffusion.noise_level import alpha_grid
 from unmask.diffusion.process import Masking
 from unmask.diffusion.schedule import Cosine, LogLinear
 from unmask.objectives import Objective
+from unmask.reproduce._tables.caching import _with_cache, _without_cache
 from unmask.sampling import (
     Ancestral,
     Autoregressive,
@@ -107,6 +108,17 @@ def test_free_models_are_called_at_every_step_unless_their_answer_still_holds() 
     assert count(Ancestral(1000), SEDD(), blank).nfe <= 36
     for row in range(3):
         assert count(Ancestral(1000), SEDD(), blank[row : row + 1]).nfe <= 12
+
+
+def test_the_papers_cache_saves_calls_and_changes_no_text() -> None:
+    """Algorithm 1 calls a network without time conditioning again only where a token has changed."""
+    canvas, found = Canvas(torch.full((3, 12), MASK), (0, 1, 2)), {}
+    for way in (_without_cache, _with_cache):
+        counted = CountingDenoiser(tiny_models.tiny_denoiser(MDLM()))
+        *_, z = way(Ancestral(60), counted, canvas)
+        found[way] = z, counted.nfe
+    assert torch.equal(found[_with_cache][0], found[_without_cache][0])
+    assert found[_with_cache][1] <= 36 < 50 < found[_without_cache][1] <= 60
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import host_reads
+from processes import run_program
 from unmask.distributed import Distributed, init_distributed
 from unmask.training._checkpoint import CheckpointStore
 from unmask.training.config import TrainingConfig
@@ -176,16 +175,7 @@ def test_it_resumes_bit_for_bit_with_its_average_and_the_state_of_its_hooks(task
 @pytest.mark.parametrize("task", TASKS)
 def test_two_ranks_give_the_same_curve(task: str, tmp_path: Path) -> None:
     """With 7 rows in micro-batches of 2: the ranks have 3 and 4 of them. Dropout depends on the rank."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", __file__]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launch, tmp_path, task, "8"],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_program(__file__, tmp_path, task, 8, ranks=2)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     alone = build(task, steps=8)

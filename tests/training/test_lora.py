@@ -1,14 +1,12 @@
 """Low-rank fine-tuning: begins where the network is, moves A and B only, and folds into a plain network.
 
-Started by torchrun, this file is also its own worker: `test_lowrank.py FOLDER`.
+On ranks, this file is also its own worker: `test_lowrank.py FOLDER`.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from processes import run_program
 from unmask import MDLM, DiTConfig, ModelConfig, TimeConditioning, Vocab
 from unmask.backbones.dit import LlamaBlock, LocalInit
 from unmask.config import from_json, to_json
@@ -306,16 +305,7 @@ SPREAD: dict[str, DDP | FSDP] = {"replicated": DDP(), "sharded": FSDP()}
 
 def test_ranks_give_the_same_curve_and_checkpoints_move_between_them(tmp_path: Path) -> None:
     alone = curve_of(Distributed(), DDP(), tmp_path / "alone")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, __file__, tmp_path],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_program(__file__, tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
     for name in SPREAD:
         found = json.loads((tmp_path / name / "losses.json").read_text())

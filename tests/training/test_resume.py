@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from processes import run_program
+
 WORKER = Path(__file__).parents[1] / "training_worker.py"
 
 
 def process(folder: Path, ranks: int = 1, **wishes: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(WORKER)]
-    if ranks > 1:
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"]
-        command.append(str(WORKER))
-    return subprocess.run(
-        [*command, str(folder), json.dumps(wishes)], capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_program(WORKER, folder, json.dumps(wishes), ranks=ranks)
 
 
 def run(folder: Path, ranks: int = 1, **wishes: Any) -> int:

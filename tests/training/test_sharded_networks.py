@@ -1,14 +1,12 @@
 """Networks of transformers and of state spaces are sharded block by block: two ranks train as one does, and
 checkpoints move between them.
 
-Started by torchrun, this file is also its own worker: `test_sharded_networks.py FOLDER`.
+On ranks, this file is also its own worker: `test_sharded_networks.py FOLDER`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 
+from processes import run_program
 from unmask.backbones.base import network_blocks
 from unmask.distributed import Distributed, init_distributed
 from unmask.training._checkpoint import CheckpointStore
@@ -75,16 +74,7 @@ def assert_close(found: list[list[float]], expected: list[list[float]]) -> None:
 
 
 def test_two_ranks_train_as_one_and_checkpoints_move_between_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, __file__, tmp_path],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_program(__file__, tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
     for name in NAMES:
         alone = curve(trainer_of(name), tmp_path / f"{name} alone")

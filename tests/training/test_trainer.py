@@ -37,10 +37,10 @@ def weights(run: Trainer) -> list[torch.Tensor]:
     return [p.detach().clone() for p in run.model.parameters()]
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(lr=3e-3), Muon()], ids=lambda o: type(o).__name__)
-def test_the_loss_falls(optimizer: AdamW | Muon, tmp_path: Path) -> None:
-    run = fresh(optimizer=optimizer, steps=400, batch_size=32, microbatch_size=None, warmup_steps=10)
-    curve = [run.step()["loss"] for _ in range(400)]
+@pytest.mark.parametrize(("optimizer", "steps"), [(AdamW(lr=3e-3), 120), (Muon(), 400)], ids=["AdamW", "Muon"])
+def test_the_loss_falls(optimizer: AdamW | Muon, steps: int, tmp_path: Path) -> None:
+    run = fresh(optimizer=optimizer, steps=steps, batch_size=32, microbatch_size=None, warmup_steps=10)
+    curve = [run.step()["loss"] for _ in range(steps)]
     assert sum(curve[-20:]) < 0.6 * sum(curve[:20])
 
 

@@ -36,7 +36,7 @@ def export(
 
     For example:
       unmask export runs/tiny tiny-model --license apache-2.0 --language en
-      unmask export runs/tiny/model tiny.onnx
+      unmask export runs/demo demo.onnx
       unmask train stdlib-tiny --out runs/plain \\
         --set backbone.local_init=None backbone.activation=gelu backbone.rope_theta=10000
       unmask export runs/plain plain-mdlm --format upstream
