@@ -54,7 +54,7 @@ def load(
     allow_code: AllowCode = False,
 ) -> LanguageModel:
     """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, LLaDA, Dream,
-    MosaicBERT).
+    SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, MosaicBERT).
 
     Folders of the transformers library (masked LMs, and causal LMs, which get bidirectional attention) and
     GGUF files are loaded too. `folder` may also be a name on the hub, as in `kuleshov-group/mdlm-owt`, or the
