@@ -32,7 +32,7 @@ class BlockDiffusion(MaskedObjective):
     block_size: int = 16
     """Tokens per block."""
     from_prompt: bool = False
-    """Whether blocks that are written are counted from the end of the prompt, and not from the beginning of the text."""
+    """Whether blocks that are written begin at the end of the prompt, and are not counted from that of the text."""
 
     @classmethod
     def recommended(cls) -> Self:
