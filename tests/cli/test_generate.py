@@ -21,7 +21,7 @@ from unmask.sampling import (
     Sampler,
     SemiAutoregressive,
 )
-from unmask.sampling.confidence import CONFIDENCE_MEASURES, Margin
+from unmask.sampling.confidence import CONFIDENCE_MEASURES, Margin, Threshold
 from unmask.sampling.remdm import REMASKING_SCHEDULES, Cap, Loop, Rescale
 
 Command = Callable[..., Any]
@@ -46,15 +46,16 @@ def test_every_option_of_a_sampler_has_a_flag() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--sampler", "confidence", "--measure", "margin"], Confidence(4, Margin())),
-        (["--sampler", "remdm", "--remasking", "cap", "--eta", "0.3"], ReMDM(4, Cap(0.3))),
-        (["--sampler", "remdm", "--eta", "0.3"], ReMDM(4, Rescale(0.3))),
-        (["--sampler", "remdm", "--loop", "0.5", "0.1", "0.8"], ReMDM(4, loop=Loop(0.5, 0.1, 0.8))),
-        (["--stride", "3", "--window", "7"], SemiAutoregressive(3, 7, unmask.Ancestral(4))),
+        (["--steps", "4", "--sampler", "confidence", "--measure", "margin"], Confidence(4, Margin())),
+        (["--steps", "4", "--sampler", "remdm", "--remasking", "cap", "--eta", "0.3"], ReMDM(4, Cap(0.3))),
+        (["--steps", "4", "--sampler", "remdm", "--eta", "0.3"], ReMDM(4, Rescale(0.3))),
+        (["--steps", "4", "--sampler", "remdm", "--loop", "0.5", "0.1", "0.8"], ReMDM(4, loop=Loop(0.5, 0.1, 0.8))),
+        (["--sampler", "threshold", "--threshold", "0.8", "--min-tokens", "2"], Threshold(0.8, min_tokens=2)),
+        (["--steps", "4", "--stride", "3", "--window", "7"], SemiAutoregressive(3, 7, unmask.Ancestral(4))),
     ],
 )
 def test_options_reach_their_sampler(options: list[str], expected: Sampler, folder: str, command: Command) -> None:
-    done = command("sample", folder, "--length", "14", "--steps", "4", *options)
+    done = command("sample", folder, "--length", "14", *options)
     assert done.out.rstrip("\n") == unmask.load(folder).sample(length=14, sampler=expected).text
     assert done.code == 0
 

@@ -31,9 +31,13 @@ class RotaryScaling:
     """
 
     factor: float
+    """How many times slower the slow rotations become."""
     low_frequency_factor: float
+    """Turns within `original_length` below which a rotation is slow."""
     high_frequency_factor: float
+    """Turns within `original_length` above which a rotation is fast."""
     original_length: int
+    """Tokens of the texts that the network was first trained on."""
 
     def __post_init__(self) -> None:
         ordered = 0 < self.low_frequency_factor < self.high_frequency_factor < math.inf

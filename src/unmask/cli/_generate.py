@@ -60,6 +60,8 @@ class GenerationOptions:
     """For --sampler confidence: the confidence measure, probability by default."""
     threshold: float | None = None
     """For --sampler threshold: tokens above this probability are unmasked together; 0.9 by default."""
+    min_tokens: int | None = None
+    """For --sampler threshold: how many of the most probable tokens are unmasked in any case; 1 by default."""
     factor: float | None = None
     """For --sampler factor: the larger, the more tokens are unmasked at once; 1 by default."""
     entropy_bound: float | None = None
@@ -142,6 +144,7 @@ class GenerationOptions:
             "threshold": self.threshold,
             "factor": self.factor,
             "entropy_bound": self.entropy_bound,
+            "min_tokens": self.min_tokens,
             "delayed_tokens": self.delayed_tokens or None,
             "remasking": remasking,
             "loop": None if self.loop is None else Loop(*self.loop),
