@@ -409,8 +409,8 @@ def samples(_folder: Path) -> Iterator[tuple[str, Figures]]:
         yield f"llama, blocks, {cache} cache", sampled(grouped, Blockwise(6, Confidence(3), cache))
         yield f"shifted, blocks, {cache} cache", sampled(shifted, Blockwise(6, Confidence(3), cache))
         yield f"time, blocks, {cache} cache", sampled(told, Blockwise(6, Confidence(3), cache))
-    yield "blocks with a stop", sampled(mdlm, Blockwise(6, Ancestral(3), eos_id=4))
-    yield "block with a stop", sampled(block, Blockwise(sampler=Ancestral(3), eos_id=4))
+    yield "blocks with a stop", sampled(mdlm, Blockwise(6, Ancestral(3), end_ids=(4,)))
+    yield "block with a stop", sampled(block, Blockwise(sampler=Ancestral(3), end_ids=(4,)))
     models = {"mdlm": mdlm, "time": told, "llama": grouped, "shifted": shifted, "d3pm": d3pm, "sedd": sedd}
     for name, lm in (models | {"uniform": uniform, "ar": ar, "block": block}).items():
         plain = default_sampler(lm.denoiser, steps=5)

@@ -186,7 +186,7 @@ def test_bfloat16_is_float32_but_for_its_rounding(objective: unmask.MDLM | unmas
 def test_an_option_of_another_sampler_is_refused() -> None:
     lm = LanguageModel(tiny_models.tiny_denoiser(MDLM()))
     for name, words in (
-        ("default", "is for threshold: name that sampler, too"),
+        ("default", "is for threshold or joint-threshold: name that sampler, too"),
         ("confidence", "has no threshold"),
     ):
         with pytest.raises(ValueError, match=words):

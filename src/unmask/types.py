@@ -149,6 +149,8 @@ class Vocab:
     """The id of the end-of-text token; None if there is none."""
     context_ids: tuple[int, ...] = ()
     """Ids that are read but never predicted, such as N in DNA: no loss is counted on them, no sampler writes them."""
+    stop_ids: tuple[int, ...] = ()
+    """Ids besides `eos_id` that end an answer, such as the end of a turn in a chat."""
 
     def __post_init__(self) -> None:
         if self.size < 2:
@@ -161,12 +163,18 @@ class Vocab:
                 f" and different from the mask id {self.mask_id}"
             )
 
-        for id_ in self.context_ids:
-            if not (0 <= id_ < self.size and id_ != self.mask_id):
-                raise ValueError(
-                    f"the id {id_} that is only context must be in the vocabulary 0..{self.size - 1}, and not the"
-                    f" mask, {self.mask_id}"
-                )
+        for ids, what in ((self.context_ids, "is only context"), (self.stop_ids, "ends an answer")):
+            for id_ in ids:
+                if not (0 <= id_ < self.size and id_ != self.mask_id):
+                    raise ValueError(
+                        f"the id {id_} that {what} must be in the vocabulary 0..{self.size - 1}, and not the mask,"
+                        f" {self.mask_id}"
+                    )
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All ids that end a text."""
+        return self.stop_ids if self.eos_id is None else (self.eos_id, *self.stop_ids)
 
     def validate(self, tokens: Tokens, *, clean: bool = False) -> None:
         """ValueError for ids outside the vocabulary and, if the tokens must be `clean`, for the mask id."""

@@ -37,7 +37,7 @@ def test_sample(folder: str, command: Command) -> None:
 def test_every_option_of_a_sampler_has_a_flag() -> None:
     flags = {field.name for field in fields(GenerationOptions)}
     for kind in (*SAMPLERS.values(), Blockwise, SemiAutoregressive):
-        own = {field.name for field in fields(kind)} - {"params", "sampler", "eos_id"}
+        own = {field.name for field in fields(kind)} - {"params", "sampler", "end_ids"}
         assert own <= flags, kind
     assert get_args(_MeasureName) == tuple(CONFIDENCE_MEASURES)
     assert get_args(_RemaskingName) == tuple(REMASKING_SCHEDULES)
@@ -164,7 +164,7 @@ def test_uniform_noise_is_counted_in_steps(monkeypatch: pytest.MonkeyPatch, caps
         (["sample", "{folder}", "--temperature", "-1"], "temperature must be 0"),
         (["sample", "{folder}", "--watch", "--delay", "-1"], "delay must be from 0 to 60 seconds; got -1.0"),
         (["sample", "{folder}", "--temperature", "inf"], "or a finite number above; got inf"),
-        (["sample", "{folder}", "--threshold", "0.5"], "threshold is for threshold: name that sampler, too"),
+        (["sample", "{folder}", "--threshold", "0.5"], "threshold is for threshold or joint-threshold: name that sampler, too"),
         (
             ["sample", "{folder}", "--sampler", "ancestral", "--measure", "margin"],
             "the sampler 'ancestral' has no measure, which is for confidence",

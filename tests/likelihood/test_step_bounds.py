@@ -50,7 +50,7 @@ def test_which_objectives_have_bounds_in_steps() -> None:
     assert MDLM(exact_mask_counts=True).in_steps(8) == MDLM(steps=8)
     assert D3PM().in_steps(8) == D3PM(steps=8)
     assert UniformDiffusion().in_steps(8) == UniformDiffusion(steps=8)
-    assert UniformDiffusion().in_steps(None) is None  # it has no continuous-time version
+    assert UniformDiffusion().in_steps(None) == UniformDiffusion(steps=None)
     for objective in (MDLM(), D3PM(), UniformDiffusion()):
         assert why_no_step_bounds(objective) is None
     for objective in (SEDD(), BlockDiffusion()):

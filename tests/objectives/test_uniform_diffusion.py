@@ -94,6 +94,38 @@ def test_the_estimators_mean_is_the_exact_bound_and_bounds_the_sampler(schedule:
     assert min(slack) > -1e-9
 
 
+def continuous_bound(table: TableDenoiser, schedule: Schedule, x: State) -> float:
+    """Duo's integral, by quadrature, and the KL of q(z_1 | x) to uniform noise."""
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    truth, nats = np.eye(NUM_CLEAN), 0.0
+    for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        at = torch.tensor(t)
+        alpha, slope = float(schedule.alpha(at)), float(schedule.dalpha(at))
+        guess = predictions(table, t)
+        for z in CLEAN_STATES:
+            p = math.prod(alpha * (z[j] == x[j]) + (1 - alpha) / NUM_CLEAN for j in range(LENGTH))
+            for j in range(LENGTH):
+                a, b = (NUM_CLEAN * alpha * clean + 1 - alpha for clean in (truth[x[j]], guess[z][j]))
+                r, q = a / a[z[j]], b / b[z[j]]
+                nats += weight * p * -slope / (NUM_CLEAN * alpha) * float((q - r - r * np.log(q / r)).sum())
+    last = float(schedule.alpha(torch.ones((), dtype=torch.float64)))
+    left = [last * (v == 0) + (1 - last) / NUM_CLEAN for v in range(NUM_CLEAN)]
+    return nats + LENGTH * sum(p * math.log(p * NUM_CLEAN) for p in left)
+
+
+@pytest.mark.parametrize("schedule", [LINEAR, Cosine(eps=0.1)], ids=repr)
+def test_the_bound_in_continuous_time_is_the_limit_of_many_steps(schedule: Schedule) -> None:
+    objective = UniformDiffusion(schedule=schedule, steps=None)
+    table = random_table(objective)
+    exact = continuous_bound(table, schedule, X)
+    assert bound(table, schedule, 300, X) == pytest.approx(exact, rel=0.02)
+    batch = Batch(torch.tensor([X]).expand(4000, -1))
+    means = [
+        float(objective.token_nll(table, batch, torch.Generator().manual_seed(seed)).sum(1).mean()) for seed in range(8)
+    ]
+    assert abs(np.mean(means) - exact) < 4 * np.std(means, ddof=1) / math.sqrt(8)
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_sampler_is_the_enumerated_chain(steps: int) -> None:
     table = random_table(UniformDiffusion(schedule=LINEAR, steps=steps))

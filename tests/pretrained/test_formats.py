@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unmask
-from unmask import MDLM, SEDD, BlockDiffusion, DiTConfig, LanguageModel, LlamaBlock, ModelConfig, Vocab
+from unmask import D3PM, MDLM, BlockDiffusion, DiTConfig, LanguageModel, LlamaBlock, ModelConfig, Vocab
 from unmask.config import from_json, to_json
 from unmask.diffusion.schedule import LogLinear
 from unmask.diffusion.time_sampling import ClippedTimes
@@ -299,7 +299,7 @@ class _LabFormat:
         return from_json(ModelConfig, config["ours"], where), tensors
 
     def can_export(self, model: LanguageModel) -> bool:
-        return isinstance(model.objective, SEDD)
+        return isinstance(model.objective, D3PM)
 
     def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config = {"model_type": self.model_type, "ours": to_json(model.denoiser.config)}
@@ -307,7 +307,7 @@ class _LabFormat:
 
 
 def test_a_format_from_outside_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = model(ModelConfig(Vocab(13, 12), DiTConfig(**SIZES), SEDD()))
+    lm = model(ModelConfig(Vocab(13, 12), DiTConfig(**SIZES), D3PM()))
     monkeypatch.setitem(FORMATS, "lab", _LabFormat())
     folder = unmask.save(lm, tmp_path / "lab", upstream_format=True)
     assert json.loads((folder / "config.json").read_text())["model_type"] == "lab"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unmask
-from unmask import MDLM, SEDD, DiTConfig, LanguageModel, TimeConditioning, Tokenizer
+from unmask import D3PM, MDLM, DiTConfig, LanguageModel, TimeConditioning, Tokenizer
 
 
 def model(**options: object) -> LanguageModel:
@@ -44,7 +44,7 @@ def test_what_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"MDLM's format cannot hold this network because of {remedy}"):
             unmask.save(lm, tmp_path / "refused", upstream_format=True)
     backbone = DiTConfig(width=32, depth=1, heads=2, max_length=16)
-    sedd = LanguageModel.from_config(backbone, SEDD(), Tokenizer.characters("abc "))
-    with pytest.raises(ValueError, match="MDLM and block diffusion models only"):
-        unmask.save(sedd, tmp_path / "refused", upstream_format=True)
+    d3pm = LanguageModel.from_config(backbone, D3PM(), Tokenizer.characters("abc "))
+    with pytest.raises(ValueError, match="no published format holds a model of D3PM with a DiTConfig"):
+        unmask.save(d3pm, tmp_path / "refused", upstream_format=True)
     assert not (tmp_path / "refused").exists()

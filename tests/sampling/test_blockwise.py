@@ -203,7 +203,7 @@ def test_rows_end_with_the_block_that_stops_them() -> None:
     canvas.tokens[:, 1] = 5  # a stop that was given is none
     free = last(Blockwise(sampler=Ancestral(steps=3)), denoise, canvas)
     counted = CountingDenoiser(denoise)
-    stopped = last(Blockwise(sampler=Ancestral(steps=3), eos_id=5), counted, canvas)
+    stopped = last(Blockwise(sampler=Ancestral(steps=3), end_ids=(5,)), counted, canvas)
     ended = 0
     for row in range(len(free)):
         stops = (free[row, 2:] == 5).nonzero()[:, 0] + 2

@@ -93,6 +93,6 @@ def test_what_is_planned_on_the_host_reads_nothing_between_calls(sampler: Sample
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
 @pytest.mark.parametrize("inner", [Confidence(steps=3), Threshold()], ids=["planned", "threshold"])
-def test_the_end_of_a_text_is_looked_for_once_per_block(inner: Sampler, cache: str) -> None:
-    reads, calls = count(Blockwise(10, inner, cache, eos_id=6), MDLM())
-    assert reads.total <= (calls if isinstance(inner, Threshold) else 0) + LENGTH // 10 + AT_START, reads
+def test_the_end_of_a_text_is_looked_for_after_every_step(inner: Sampler, cache: str) -> None:
+    reads, calls = count(Blockwise(10, inner, cache, end_ids=(6,)), MDLM())
+    assert reads.total <= (2 * calls if isinstance(inner, Threshold) else calls) + LENGTH // 10 + AT_START, reads

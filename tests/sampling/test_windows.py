@@ -116,7 +116,7 @@ def test_blocks_go_on_beyond_the_model(sampler: Sampler) -> None:
 
 def test_a_text_that_stops_is_at_an_end_in_all_windows() -> None:
     lm = model(MDLM())
-    filled = lm.infill(canvas((1, 60), length=60), sampler=Blockwise(2, eos_id=3)).ids[0]
+    filled = lm.infill(canvas((1, 60), length=60), sampler=Blockwise(2, end_ids=(3,))).ids[0]
     assert 3 in filled[1:]
     first = filled.index(3, 1)
     assert set(filled[first:]) == {3}

@@ -83,7 +83,7 @@ def test_who_wants_the_same_of_the_lines_is_served_at_once(monkeypatch: pytest.M
         wanted = (
             draw,
             greedy,
-            DrawWithConfidence(draw, sampler.measure, True),
+            DrawWithConfidence(draw, (sampler.measure,), True),
             None,
             surprise,
             draw,
@@ -111,11 +111,11 @@ def _first_column(lines: int, log_x: Tensor, part: slice | Tensor) -> Tensor:
 def test_judgements_by_different_measures_are_not_joined() -> None:
     draw = DrawTokens(SamplingParams(), torch.zeros(1, dtype=torch.float64), 6)
     one, same, other = (
-        DrawWithConfidence(draw, sampler.measure, True) for sampler in (Confidence(8), Threshold(), EntropyBounded())
+        DrawWithConfidence(draw, (sampler.measure,), True) for sampler in (Confidence(8), Threshold(), EntropyBounded())
     )
     assert one.batch_key == same.batch_key
     assert one.batch_key != other.batch_key
-    assert DrawWithConfidence(draw, Confidence(8).measure, False).batch_key != one.batch_key
+    assert DrawWithConfidence(draw, (Confidence(8).measure,), False).batch_key != one.batch_key
 
 
 @pytest.mark.parametrize("by_index", [(0,), (1, 2), (0, 1, 2)])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from jaxtyping import Float
@@ -169,12 +169,16 @@ class BackboneConfig(ABC):
 
 
 class BlockStackConfig(BackboneConfig):
-    """The settings of a network of blocks that are all alike, which it calls `layers`."""
+    """The settings of a network of blocks, all or most of them alike, which it calls `layers`."""
 
     width: int
     """Width of the hidden states."""
     depth: int
     """Number of blocks."""
+
+    def one_block(self, index: int) -> Self:
+        """A network whose only block is that of this index; equal for blocks that are alike."""
+        return cast(Self, replace(cast(Any, self), depth=1))
 
 
 def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:

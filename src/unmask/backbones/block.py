@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from unmask.backbones.cache import KVCacheView
 from unmask.backbones.layers import MLP, Attention, CosSin, RotaryEmbedding
-from unmask.ops.activations import GELU, SquaredReLU, SwiGLU
+from unmask.backbones.moe import MixtureOfExperts
+from unmask.ops.activations import GELU, SquaredReLU
 from unmask.ops.linear import Linear, cast_like_autocast
 from unmask.ops.packing import PackedTokens, SelectedPositions
 from unmask.ops.recompute import recomputed
@@ -29,7 +30,7 @@ class Block(nn.Module):
     linear in the time embedding; without it there are none of the three.
     """
 
-    def __init__(self, config: DiTConfig) -> None:
+    def __init__(self, config: DiTConfig, index: int = 0) -> None:
         super().__init__()
         width, llama = config.width, config.llama
         self.norm1 = config.build_norm()
@@ -45,15 +46,15 @@ class Block(nn.Module):
             offset_bias=config.local_init is not None,
         )
         self.norm2 = config.build_norm()
-        self.mlp = _build_mlp(config)
+        self.mlp = _build_mlp(config, index)
         self.dropout = nn.Dropout(config.dropout)
         self.modulation = config.build_modulation(6)
 
     def init_weights(self, config: DiTConfig, rotary: RotaryEmbedding) -> None:
         """Start with small outputs, heads at their offsets and gates at one."""
-        for last in (self.attention.out, self.mlp[2]):
-            assert isinstance(last, nn.Linear)
-            nn.init.normal_(last.weight, std=0.02 / (2 * config.depth) ** 0.5)
+        std = 0.02 / (2 * config.depth) ** 0.5
+        nn.init.normal_(self.attention.out.weight, std=std)
+        self.mlp.init_output(std)
         if config.local_init is not None:
             self.attention.init_offset_bias(config.local_init.offsets, config.local_init.bias_scale, rotary)
         if self.modulation is not None:
@@ -92,13 +93,13 @@ class Block(nn.Module):
         return tuple(parts if packed is None else map(packed.pack, parts))
 
 
-def _build_mlp(config: DiTConfig) -> MLP:
+def _build_mlp(config: DiTConfig, index: int) -> MLP | MixtureOfExperts:
     width, llama = config.width, config.llama
     if llama is None:
         activation = ACTIVATIONS[config.activation]()
         return MLP(Linear(width, 4 * width), activation, Linear(4 * width, width))
-    hidden = llama.intermediate_size
-    return MLP(Linear(width, 2 * hidden, bias=False), SwiGLU(), Linear(hidden, width, bias=False))
+    experts = config.experts_of_layer(index)
+    return MLP.swiglu(width, llama.intermediate_size) if experts is None else MixtureOfExperts(width, experts)
 
 
 def modulated_norm(norm: nn.Module, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:

@@ -26,6 +26,7 @@ from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.block import ACTIVATIONS, Block
 from unmask.backbones.cache import KVCache, kv_view
 from unmask.backbones.layers import DepthwiseConv, RotaryEmbedding, RotaryScaling, TimeEmbedding
+from unmask.backbones.moe import Experts, MixtureOfExperts
 from unmask.context import Context
 from unmask.ops.linear import Linear
 from unmask.ops.packing import PackedTokens, SelectedPositions
@@ -92,6 +93,8 @@ class LlamaBlock:
     """The share of a head, from its first dimension on, that is rotated by the position."""
     rotary_scaling: RotaryScaling | None = None
     """How rotary positions are stretched for longer texts, as in Llama 3; None: not at all."""
+    experts: Experts | None = None
+    """A mixture of experts in place of the MLP; None: every block has a plain one."""
 
     def __post_init__(self) -> None:
         _require(self.intermediate_size >= 1, f"intermediate_size must be at least 1; got {self.intermediate_size}")
@@ -157,6 +160,18 @@ class DiTConfig(BlockStackConfig):
         """How many dimensions of a head are rotated."""
         return round(self.head_dim * (self.llama.rotary_fraction if self.llama is not None else 1))
 
+    def experts_of_layer(self, index: int) -> Experts | None:
+        """The mixture of experts of a block; None: it has a plain MLP."""
+        experts = None if self.llama is None else self.llama.experts
+        return None if experts is None or index in experts.dense_layers else experts
+
+    def one_block(self, index: int) -> DiTConfig:
+        if self.llama is None or self.llama.experts is None:
+            return super().one_block(index)
+        dense = (0,) if self.experts_of_layer(index) is None else ()
+        llama = replace(self.llama, experts=replace(self.llama.experts, dense_layers=dense))
+        return replace(self, depth=1, llama=llama)
+
     def with_causal(self, causal: bool) -> DiTConfig:
         """A causal network has no local start, which attends to both sides."""
         return replace(self, causal=causal, local_init=None if causal else self.local_init)
@@ -219,7 +234,7 @@ class DiT(Backbone):
         scaling = None if config.llama is None else config.llama.rotary_scaling
         self.rotary = RotaryEmbedding(config.rotary_dim, config.rope_theta, scaling)
         self.time_embedding = None if timed is None else TimeEmbedding(timed.width, timed.scale)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.depth))
         self.norm = config.build_norm()
         self.modulation = config.build_modulation(2)
         self.lm_head = Linear(config.width, vocab.size, bias=config.llama is None)
@@ -245,10 +260,18 @@ class DiT(Backbone):
 
     def describe(self) -> dict[str, Any]:
         config = self.config
-        return {"network": f"{config.depth} layers of width {config.width} with {config.heads} heads"}
+        experts = config.llama and config.llama.experts
+        chosen = f", and {experts.per_token} of {experts.count} experts for each token" if experts else ""
+        return {"network": f"{config.depth} layers of width {config.width} with {config.heads} heads{chosen}"}
 
     def new_cache(self) -> KVCache:
         return KVCache()
+
+    def aux_loss(self) -> Tensor | None:
+        """The mean over blocks of what their mixtures of experts add."""
+        mixtures = [block.mlp for block in self.layers if isinstance(block.mlp, MixtureOfExperts)]
+        losses = [mixture.aux_loss for mixture in mixtures if mixture.aux_loss is not None]
+        return torch.stack(losses).mean() if losses else None
 
     def embed(self, tokens: Tokens) -> Tensor:
         embeddings: Tensor = self.embedding(tokens)

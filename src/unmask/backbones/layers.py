@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from unmask.backbones.attention_mask import AttentionLayout
 from unmask.backbones.cache import KVCacheView
+from unmask.ops.activations import SwiGLU
 from unmask.ops.cpu_attention import attention
 from unmask.ops.linear import Linear, linear_activation, linear_split
 from unmask.ops.packing import PackedTokens, SelectedPositions
@@ -124,10 +125,21 @@ class DepthwiseConv(nn.Module):
 class MLP(nn.Sequential):
     """A linear layer, an activation, and a linear layer."""
 
+    @classmethod
+    def swiglu(cls, width: int, hidden: int) -> Self:
+        """down(silu(gate x) * up x), with gate and up in one matrix and no biases."""
+        return cls(Linear(width, 2 * hidden, bias=False), SwiGLU(), Linear(hidden, width, bias=False))
+
     def forward(self, x: Tensor) -> Tensor:
         up, activation, down = self
         out: Tensor = down(linear_activation(up, activation, x))
         return out
+
+    def init_output(self, std: float) -> None:
+        """Draw the last layer."""
+        last = self[2]
+        assert isinstance(last, nn.Linear)
+        nn.init.normal_(last.weight, std=std)
 
 
 class Attention(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -59,9 +59,17 @@ class GenerationOptions:
     measure: _MeasureName | None = None
     """For --sampler confidence: the confidence measure, probability by default."""
     threshold: float | None = None
-    """For --sampler threshold: tokens above this probability are unmasked together; 0.9 by default."""
+    """For threshold and joint-threshold: tokens above this probability are unmasked together; 0.9 by default."""
     min_tokens: int | None = None
     """For --sampler threshold: how many of the most probable tokens are unmasked in any case; 1 by default."""
+    edit_threshold: float | None = None
+    """For --sampler joint-threshold: a written token is replaced by another above this probability; 0.9 by default."""
+    max_post_steps: int | None = None
+    """For --sampler joint-threshold: steps that only replace tokens, once all are written; 16 by default."""
+    stop_entropy: float | None = None
+    """For --sampler confidence: nats per token below which predictions that do not change are all written at once."""
+    stable_steps: int | None = None
+    """For --sampler confidence: for so many steps predictions must not have changed (--stop-entropy); 1 by default."""
     factor: float | None = None
     """For --sampler factor: the larger, the more tokens are unmasked at once; 1 by default."""
     entropy_bound: float | None = None
@@ -78,6 +86,8 @@ class GenerationOptions:
     """Any other field of the sampler, as FIELD=VALUE."""
     block_size: int | None = None
     """Generate from left to right in blocks of this many tokens, with --steps steps each."""
+    sub_block_size: int | None = None
+    """Fill a block in parts of this many tokens, from left to right, --steps steps each."""
     cache: _CacheName = "none"
     """KV cache within a block: of the tokens before it (prefix), or of all tokens around it (dual)."""
     stride: int | None = None
@@ -118,7 +128,8 @@ class GenerationOptions:
         choice = SamplingParams(self.temperature, self.top_k, self.top_p)
         steps = 128 if self.steps is None else self.steps
         options = self._sampler_options()
-        chosen = make_sampler(lm, self.sampler, steps, choice, block_size=self.block_size, cache=self.cache, **options)
+        blocks = {"block_size": self.block_size, "sub_block_size": self.sub_block_size, "cache": self.cache}
+        chosen = make_sampler(lm, self.sampler, steps, choice, blocks, **options)
         if self.sampler_option:
             chosen = _change_sampler(chosen, self.sampler_option)
         if self.steps is not None and chosen.steps is None:
@@ -145,6 +156,10 @@ class GenerationOptions:
             "factor": self.factor,
             "entropy_bound": self.entropy_bound,
             "min_tokens": self.min_tokens,
+            "edit_threshold": self.edit_threshold,
+            "max_post_steps": self.max_post_steps,
+            "stable_steps": self.stable_steps,
+            "stop_entropy": self.stop_entropy,
             "delayed_tokens": self.delayed_tokens or None,
             "remasking": remasking,
             "loop": None if self.loop is None else Loop(*self.loop),
@@ -157,16 +172,17 @@ def make_sampler(
     name: str,
     steps: int,
     params: SamplingParams,
-    *,
-    block_size: int | None = None,
-    cache: str = "none",
+    blocks: Mapping[str, Any] = {},
     **options: Any,
 ) -> Sampler:
-    """The sampler of a name in the table, or the one that the user typed as package.module:name."""
+    """The sampler of a name in the table, or the one that the user typed as package.module:name.
+
+    `blocks` are options of `Blockwise`.
+    """
     from unmask.sampling import SAMPLERS, Blockwise, factory
 
     if ":" not in name:
-        return factory.make_sampler(lm.denoiser, name, steps, params, block_size=block_size, cache=cache, **options)
+        return factory.make_sampler(lm.denoiser, name, steps, params, **blocks, **options)
     found = import_typed(name, SAMPLERS.base)
     if isinstance(found, type):
         known = {field.name for field in fields(found)} if is_dataclass(found) else set()
@@ -179,7 +195,7 @@ def make_sampler(
     sampler: Sampler = found
     if params != type(params)():  # else, an object of the user's keeps its own
         sampler = sampler.with_params(params, name)
-    return sampler if block_size is None else Blockwise(block_size, sampler, cache, lm.vocab.eos_id)
+    return sampler if blocks["block_size"] is None else Blockwise(sampler=sampler, end_ids=lm.vocab.end_ids, **blocks)
 
 
 def _change_sampler(sampler: Sampler, changes: tuple[str, ...]) -> Sampler:

@@ -190,13 +190,13 @@ class LanguageModel:
         sampler = resolve_sampler(self.denoiser, sampler)
         if process.has_masks and process.block_size is None and sampler.inner is None:
             # Blocks begin with the completion, so its noise does not depend on the prompt's position in the batch.
-            sampler = Blockwise(sampler=sampler, eos_id=self.vocab.eos_id)
+            sampler = Blockwise(sampler=sampler, end_ids=self.vocab.end_ids)
         if isinstance(length, int):
             self.check_memory(len(encoded), max(map(len, encoded), default=0) + length)
         tokens, valid = prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size)
         masked = valid & (tokens == self.vocab.mask_id)
         samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
-        return Completions(**vars(samples), completion_mask=masked, eos_id=self.vocab.eos_id)
+        return Completions(**vars(samples), completion_mask=masked, end_ids=self.vocab.end_ids)
 
     def blank_canvas(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -71,11 +72,11 @@ class Completions(Samples):
 
     completion_mask: Tensor = field(kw_only=True)
     """bool [n, L]: the positions of the completions."""
-    eos_id: int | None = field(kw_only=True)
-    """The token that ends a text, if the model has one."""
+    end_ids: tuple[int, ...] = field(kw_only=True)
+    """The tokens that end a text, if the model has any."""
 
     @property
     def ids(self) -> list[list[int]]:
-        """The ids after each prompt, up to the end-of-text token."""
+        """The ids after each prompt, up to the token that ends the text."""
         rows = [row[new].tolist() for row, new in zip(self.tokens, self.completion_mask, strict=True)]
-        return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]
+        return [list(takewhile(lambda id_: id_ not in self.end_ids, row)) for row in rows]

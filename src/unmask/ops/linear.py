@@ -34,7 +34,7 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def linear_reference(
+def _linear_reference(
     x: Float[Tensor, "*rows width"],
     weight: Float[Tensor, "outputs width"],
     bias: Float[Tensor, " outputs"] | None,
@@ -53,9 +53,9 @@ def linear(
     *,
     gelu: bool = False,
 ) -> Float[Tensor, "*rows outputs"]:
-    """`linear_reference`, by oneDNN if no gradient is needed."""
+    """`_linear_reference`, by oneDNN if no gradient is needed."""
     if not _use_onednn(x, weight):
-        return linear_reference(x, weight, bias, gelu=gelu)
+        return _linear_reference(x, weight, bias, gelu=gelu)
     bias = None if bias is None else bias.to(weight.dtype)
     activation, approximate = ("gelu", "tanh") if gelu else ("none", "")
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, _get_packed(weight), bias, activation, [], approximate)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,7 +134,7 @@ _INIT_FUNCTIONS = frozenset(
 def meta_shapes(
     backbone: BlockStackConfig, vocab: Vocab, weights: Mapping[str, Tensor], where: str
 ) -> dict[str, torch.Size]:
-    """The shapes of a network's tensors, from one block built without memory: all blocks are alike.
+    """The shapes of a network's tensors, from one block of each kind, built without memory.
 
     A network whose embedding alone is larger than the `weights` is refused before anything is allocated.
     """
@@ -145,16 +144,20 @@ def meta_shapes(
             f"{where}: config.json asks for {vocab.size:,} tokens of width {backbone.width:,}, but the"
             f" weights are only {num_weights:,} numbers"
         )
-    try:
-        with _MetaInit():
-            network = replace(cast(Any, backbone), depth=1).build(vocab)
-    except RuntimeError:  # the number of elements of a tensor does not fit into 64 bits
-        raise ValueError(f"{where}: config.json asks for a network that is too large for any memory") from None
+    layers: dict[BlockStackConfig, list[int]] = {}
+    for index in range(backbone.depth):
+        layers.setdefault(backbone.one_block(index), []).append(index)
     expected: dict[str, torch.Size] = {}
-    for name, tensor in unique_tensors(network.state_dict(keep_vars=True)).items():
-        block = name.removeprefix("layers.0.")
-        same = [name] if block == name else [f"layers.{i}.{block}" for i in range(backbone.depth)]
-        expected |= dict.fromkeys(same, tensor.shape)
+    for one_block, indices in layers.items():
+        try:
+            with _MetaInit():
+                network = one_block.build(vocab)
+        except RuntimeError:  # the number of elements of a tensor does not fit into 64 bits
+            raise ValueError(f"{where}: config.json asks for a network that is too large for any memory") from None
+        for name, tensor in unique_tensors(network.state_dict(keep_vars=True)).items():
+            block = name.removeprefix("layers.0.")
+            same = [name] if block == name else [f"layers.{i}.{block}" for i in indices]
+            expected |= dict.fromkeys(same, tensor.shape)
     return expected
 
 

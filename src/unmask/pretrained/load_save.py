@@ -53,8 +53,8 @@ def load(
     require_head: bool = True,
     allow_code: AllowCode = False,
 ) -> LanguageModel:
-    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, LLaDA, Dream,
-    SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, MosaicBERT).
+    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, Duo, SEDD, LLaDA,
+    LLaDA-MoE, LLaDA2, Dream, SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, MosaicBERT).
 
     Folders of the transformers library (masked LMs, and causal LMs, which get bidirectional attention) and
     GGUF files are loaded too. `folder` may also be a name on the hub, as in `kuleshov-group/mdlm-owt`, or the
@@ -252,6 +252,6 @@ def _export_upstream(model: LanguageModel, name: bool | str) -> tuple[dict[str, 
         if format_.can_export(model):
             return format_.export_state(model)
     raise ValueError(
-        "the published formats hold MDLM and block diffusion models only; this model's objective is"
-        f" {type(model.objective).__name__}"
+        f"no published format holds a model of {type(model.objective).__name__} with a"
+        f" {type(model.denoiser.config.backbone).__name__}; there are {', '.join(FORMATS)}"
     )

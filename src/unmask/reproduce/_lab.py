@@ -168,12 +168,15 @@ class Lab:
         """The steps of a cell: the paper's, or a share of its group's, whose number is measured once."""
         if not self.setup.is_tiny:
             return training.experiment.training.steps
+        if training.group not in self.plan().get("steps", {}):
+            # Before the plan is locked: what it starts from may have to be planned, and trained, too.
+            paced = self._started(replace(training, experiment=training.pace or training.experiment), PILOT_SEED)
         if self.distributed.is_main:
             with self.edit_plan() as plan:
                 planned = plan.setdefault("steps", {})
                 if training.group not in planned:
                     plan.setdefault("bf16", bf16_is_faster(self.distributed.device))
-                    seconds = self._seconds_per_step(training, plan["bf16"])
+                    seconds = self._seconds_per_step(paced, plan["bf16"])
                     planned[training.group] = max(_MIN_STEPS, int(60 * self.setup.minutes / seconds))
                     plan.setdefault("seconds_per_step", {})[training.group] = round(seconds, 4)
         self.distributed.barrier()
@@ -181,9 +184,8 @@ class Lab:
         return max(_MIN_STEPS, round(training.share * steps))
 
     def _seconds_per_step(self, training: Training, bf16: bool) -> float:
-        """The median of a few steps of the training that the group keeps pace with."""
-        paced = self._started(replace(training, experiment=training.pace or training.experiment), PILOT_SEED)
-        experiment = with_steps(paced, _SPEED_STEPS, 1.0, PILOT_SEED, bf16)
+        """The median of a few steps."""
+        experiment = with_steps(training, _SPEED_STEPS, 1.0, PILOT_SEED, bf16)
         run = RunFolder(self.folder / "runs" / training.name / "speed")
         with self._logged():
             self._link_corpus(training, run.path)

@@ -50,7 +50,7 @@ _METHODS = {
     "ar": _Method(NextToken(), share=0.5),
     "mdlm": _Method(MDLM()),
     "sedd": _Method(SEDD()),
-    "d3pm": _Method(D3PM(steps=_DISCRETE_STEPS)),
+    "d3pm": _Method(D3PM(steps=_DISCRETE_STEPS), relative_cost=1.7),
     "mdlm-discrete": _Method(MDLM(steps=_DISCRETE_STEPS)),
     "mdlm-no-carry-over": _Method(MDLM(steps=_DISCRETE_STEPS, carry_over=False), relative_cost=1.7),
     "ssd-lm": _Method(SSDLM()),

@@ -52,26 +52,26 @@ class ConfidenceMeasure(Protocol):
 
 @dataclass(frozen=True)
 class DrawWithConfidence(MergeableRowFn):
-    """Draws a token for each query, and scores it."""
+    """Draws a token for each query, and scores it by each measure."""
 
     draw_tokens: DrawTokens
     """How tokens are drawn."""
-    measure: ConfidenceMeasure
+    measures: tuple[ConfidenceMeasure, ...]
     """How they are scored."""
     normalized: bool
     """Whether log_x sums to one; otherwise it is normalized first."""
 
-    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Float64[Tensor, "N 2"]:
-        """float64 [n, 2]: the token and its score; NaN where log_x is damaged."""
+    def __call__(self, log_x: LogX, indices: slice | Tensor) -> Float64[Tensor, "N k"]:
+        """float64 [n, k]: the token, which is NaN where log_x is damaged, and its scores."""
         if not self.normalized:
             log_x = log_x - log_x.logsumexp(-1, keepdim=True)
         token = self.draw_tokens(log_x, indices)
-        score = self.measure.score(log_x, token.clamp(min=0)).double()
-        return torch.stack([token.double().masked_fill(token < 0, torch.nan), score], -1)
+        scores = [measure.score(log_x, token.clamp(min=0)).double() for measure in self.measures]
+        return torch.stack([token.double().masked_fill(token < 0, torch.nan), *scores], -1)
 
     @property
     def batch_key(self) -> Hashable:
-        return DrawWithConfidence, self.draw_tokens.batch_key, self.measure, self.normalized
+        return DrawWithConfidence, self.draw_tokens.batch_key, self.measures, self.normalized
 
     def merge(self, others: Sequence[DrawWithConfidence], num_queries: Sequence[int]) -> DrawWithConfidence:
         return replace(self, draw_tokens=self.draw_tokens.merge([other.draw_tokens for other in others], num_queries))

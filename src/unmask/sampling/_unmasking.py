@@ -46,6 +46,16 @@ def ranks(keys: Float[Tensor, "B L"]) -> Int64[Tensor, "B L"]:
     return keys.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
 
 
+def round_and_break_ties(score: Float[Tensor, " N"], tie_break: Float[Tensor, " N"]) -> Float64[Tensor, " N"]:
+    """Scores [N] rounded to 14 bits, with equal ones ordered by the sequence's own noise [N].
+
+    Scores are equal where nothing is visible yet, but for rounding errors, which depend on the batch.
+    """
+    mantissa, exponent = torch.frexp(score.double())
+    rounded = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
+    return rounded * (1 + 1e-5 * tie_break)
+
+
 def scatter_tokens(
     z: Int[Tensor, "B L"], sequence: Int[Tensor, " N"], position: Int[Tensor, " N"], tokens: Int[Tensor, " N"]
 ) -> Int[Tensor, "B L"]:

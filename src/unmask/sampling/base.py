@@ -57,10 +57,8 @@ class Sampler(ABC):
         """Whether it fills canvases that are longer than the model's max_length, in windows of its own."""
         return False
 
-    @property
-    def eos_token(self) -> int | None:
-        """The token after which a text has ended and is filled up with that token; None if it goes on."""
-        return None
+    end_ids: tuple[int, ...] = ()
+    """Tokens after which a text has ended and is filled up with the same token; empty if it goes on."""
 
     def with_params(self, params: SamplingParams, name: str) -> Sampler:
         """The sampler with these `params`, or with a sampler of its blocks or windows that has them.

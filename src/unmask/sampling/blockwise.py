@@ -10,12 +10,13 @@ Three families work like this. They differ in what the network reads at a step, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.context import AttentionStages, Cache, Context
@@ -72,7 +73,8 @@ class Blockwise(Sampler):
     """Blocks from left to right, each filled by another sampler.
 
     Blocks begin at a sequence's first masked position. Those of a block diffusion model begin with the text, and its
-    cache is exact.
+    cache is exact. If such a model predicts the next token (Fast-dLLM v2), the first token of a block is written before
+    the others: it follows from the blocks before it alone.
     """
 
     processes = (Masking, BlockMasking, PerTokenMasking)
@@ -83,14 +85,19 @@ class Blockwise(Sampler):
     """What fills each block, with its number of steps per block: a sampler of masked diffusion, or its name."""
     cache: _CachePolicy | str = NoCache()
     """What the steps of a block do not read again: "none", "prefix" or "dual"; block diffusion ignores it."""
-    eos_id: int | None = None
-    """A sequence ends with the block in which this token was written; the rest is filled with it. None: no end."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a text: a sequence stops as soon as one was written and nothing before it will change, and the
+    rest is filled with it. Empty: no end."""
+    sub_block_size: int | None = None
+    """Blocks are filled in parts of this many tokens, from left to right, while the network reads the whole block;
+    None: as a whole."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampler", resolve_inner_sampler(self.sampler))
         object.__setattr__(self, "cache", resolve_option(self.cache, CACHE_POLICIES, "cache"))
-        if self.block_size is not None and not (isinstance(self.block_size, int) and self.block_size >= 1):
-            raise ValueError(f"a block must have at least 1 token; got {self.block_size!r}")
+        for size, name in ((self.block_size, "block"), (self.sub_block_size, "sub-block")):
+            if size is not None and not (isinstance(size, int) and size >= 1):
+                raise ValueError(f"a {name} must have at least 1 token; got {size!r}")
 
     @property
     def inner(self) -> Sampler:
@@ -103,10 +110,6 @@ class Blockwise(Sampler):
     @property
     def may_remask(self) -> bool:
         return self.inner.may_remask
-
-    @property
-    def eos_token(self) -> int | None:
-        return self.eos_id
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         process = require_process(denoiser, Masking, BlockMasking, PerTokenMasking)
@@ -139,22 +142,59 @@ class Blockwise(Sampler):
             if cached and not exact:
                 cache = denoiser.new_cache()  # an approximate cache holds for one block
             ids = to_device(sequences, z.device)
-            view = _BlockView(denoiser, z, ids, masked[ids].sum(1), block, policy, cache)
-            seeds = tuple(derive_seed(canvas.seeds[b], number) for b in sequences)
-            for tokens in self.inner.run(view, Canvas(z[ids, block], seeds, on_host[sequences, block])):
-                z[ids, block] = tokens
+            seeds = [derive_seed(canvas.seeds[b], number) for b in sequences]
+            views = (
+                _BlockView(denoiser, z, ids, masked[ids].sum(1), part, read, policy, cache)
+                for part, read in self._parts(block, exact and denoiser.shift_logits)
+            )
+            for _ in self._fill_parts(views, seeds, on_host[sequences]):
                 yield z.clone()
-            if self.eos_id is None:
-                continue
-            ended = ((z[ids] == self.eos_id) & masked[ids])[:, block].any(1).cpu().numpy()
+                if self._may_stop(z[ids, block], masked[ids, block], denoiser.vocab.mask_id):
+                    break
+            ended = self._has_ended(z[ids, block], masked[ids, block]) if self.end_ids else np.False_
             if ended.any():
-                self._fill_after_eos(z, to_device(sequences[ended], z.device), masked)
+                self._fill_after_end(z, to_device(sequences[ended], z.device), masked)
                 yield z.clone()
                 sequences = sequences[~ended]
                 if cache is not None:
                     cache.select(to_device(np.flatnonzero(~ended), z.device))
                 if len(sequences) == 0:
                     return
+
+    def _fill_parts(
+        self, views: Iterable[_BlockView], seeds: Sequence[int], masked: NDArray[np.bool_]
+    ) -> Iterator[Tokens]:
+        """Fill the parts of a block in the text of their views; `masked` [b, L] is that of the whole text."""
+        for index, view in enumerate(views):
+            part_seeds = seeds if index == 0 else [derive_seed(seed, index) for seed in seeds]
+            canvas = Canvas(view.text[view.outer_ids, view.part], tuple(part_seeds), masked[:, view.part])
+            for tokens in self.inner.run(view, canvas):
+                view.text[view.outer_ids, view.part] = tokens
+                yield tokens
+
+    def _parts(self, block: slice, first_alone: bool) -> Iterator[tuple[slice, slice]]:
+        """The parts that are filled one after the other, each with what the network reads meanwhile."""
+        size = self.sub_block_size or block.stop - block.start
+        if first_alone:
+            first = slice(block.start, block.start + 1)
+            yield first, first
+        for begin in range(block.start, block.stop, size):
+            start = begin + (first_alone and begin == block.start)
+            if start < min(begin + size, block.stop):
+                yield slice(start, min(begin + size, block.stop)), block
+
+    def _may_stop(self, block: Tokens, masked: Tensor, mask_id: int) -> bool:
+        """Whether all sequences have ended in the block, and nothing before their end can still change."""
+        if not self.end_ids or self.may_remask:
+            return False
+        before_mask = (block == mask_id).cumsum(1) == 0
+        return bool(self._has_ended(block, masked & before_mask).all())
+
+    def _has_ended(self, block: Tokens, masked: Tensor) -> NDArray[np.bool_]:
+        """Which sequences have written an end in the block."""
+        is_end = torch.isin(block, torch.tensor(self.end_ids, device=block.device)) & masked
+        ended: NDArray[np.bool_] = is_end.any(1).cpu().numpy()
+        return ended
 
     def _resolve_block_size(self, model_block: int | None, length: int) -> int:
         if model_block is None:
@@ -163,16 +203,16 @@ class Blockwise(Sampler):
             raise ValueError(f"the model writes blocks of {model_block} tokens; got a size of {self.block_size}")
         return model_block
 
-    def _fill_after_eos(self, z: Tokens, sequence_ids: Tensor, masked: Tensor) -> None:
-        """Fill everything that was to be written after a sequence's first end-of-text token."""
-        assert self.eos_id is not None
-        ends = (z[sequence_ids] == self.eos_id) & masked[sequence_ids]
-        after = (ends.cumsum(1) > 0) & masked[sequence_ids]
-        z[sequence_ids] = z[sequence_ids].masked_fill(after, self.eos_id)
+    def _fill_after_end(self, z: Tokens, sequence_ids: Tensor, masked: Tensor) -> None:
+        """Fill everything that was to be written after a sequence's first end with that token."""
+        text, writable = z[sequence_ids], masked[sequence_ids]
+        is_end = torch.isin(text, torch.tensor(self.end_ids, device=z.device)) & writable
+        end = text.gather(1, is_end.int().argmax(1, keepdim=True))
+        z[sequence_ids] = torch.where((is_end.cumsum(1) > 0) & writable, end, text)
 
 
 class _BlockView(DenoiserWrapper):
-    """A denoiser of one block: called with the tokens of the block, it reads whatever else the network needs.
+    """A denoiser of `part` of a block: called with its tokens, it reads the block and whatever else the network needs.
 
     `sequence_ids` of a call count the sequences of the view, which are the `outer_ids` of the canvas `text`.
     """
@@ -183,12 +223,13 @@ class _BlockView(DenoiserWrapper):
         text: Tokens,
         outer_ids: Tensor,
         num_initial: Tensor,
+        part: slice,
         block: slice,
         cache_policy: _CachePolicy,
         cache: Cache | None,
     ) -> None:
         super().__init__(denoiser)
-        self.text, self.outer_ids, self.num_initial, self.block = text, outer_ids, num_initial, block
+        self.text, self.outer_ids, self.num_initial, self.part, self.block = text, outer_ids, num_initial, part, block
         self.cache_policy, self.cache, self.first_step = cache_policy, cache, True
         process = denoiser.process
         assert isinstance(process, Masking | BlockMasking | PerTokenMasking)  # as `Blockwise.run` has checked
@@ -215,7 +256,7 @@ class _BlockView(DenoiserWrapper):
         # A call that fills the cache reads all sequences; otherwise only those that it is called with.
         read = everyone if span.num_cached else called
         rows = called if span.num_cached else torch.arange(len(called), device=z.device)
-        inside = slice(self.block.start - span.start, self.block.stop - span.start)
+        inside = slice(self.part.start - span.start, self.part.stop - span.start)
         text = self.text[self.outer_ids[read], span.start : span.stop].clone()
         text[rows, inside] = z
         times = t.new_zeros(text.shape)
@@ -251,7 +292,7 @@ class _BlockView(DenoiserWrapper):
         if self.model_block is not None or isinstance(self.outer_process, PerTokenMasking):
             return t
         mask = self.vocab.mask_id
-        later = (self.text[self.outer_ids[sequence_ids], self.block.stop :] == mask).sum(1, keepdim=True)
+        later = (self.text[self.outer_ids[sequence_ids], self.part.stop :] == mask).sum(1, keepdim=True)
         num_masked = (z == mask).sum(1, keepdim=True) + later
         return time_from_mask_ratio(self.denoiser, num_masked, self.num_initial[sequence_ids, None])
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.config import is_number
@@ -22,6 +22,7 @@ from unmask.sampling._row_fns import DrawTokens, DrawWithConfidence
 from unmask.sampling._unmasking import (
     IntArray,
     ranks,
+    round_and_break_ties,
     time_from_mask_ratio,
     to_device,
     tokens_per_step,
@@ -72,24 +73,36 @@ def _entropy(log_x: LogX) -> Float[Tensor, " N"]:
     return -(log_x.exp() * log_x.clamp(min=torch.finfo(log_x.dtype).min)).sum(-1)
 
 
-def _round_and_break_ties(score: Float[Tensor, " N"], tie_break: Float[Tensor, " N"]) -> Float64[Tensor, " N"]:
-    """Scores [N] rounded to 14 bits, with equal ones ordered by the sequence's own noise [N].
+class _Predictions:
+    """What was drawn last for each position of a canvas, and for how many steps that has not changed."""
 
-    Scores are equal where nothing is visible yet, but for rounding errors, which depend on the batch.
-    """
-    mantissa, exponent = torch.frexp(score.double())
-    rounded = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
-    return rounded * (1 + 1e-5 * tie_break)
+    def __init__(self, z: Tokens) -> None:
+        self.tokens, self.stable = torch.full_like(z, -1), z.new_zeros(len(z))
+
+    def update(
+        self, ids: Int[Tensor, " B"], indices: Queries, tokens: Int[Tensor, " N"], entropy: Float[Tensor, " N"]
+    ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+        """For sequences `ids`, in which `tokens` were drawn: how long nothing has changed, and the mean entropy."""
+        sequence, position = indices
+        changed = (self.tokens[ids[sequence], position] != tokens).to(entropy)
+        self.tokens[ids[sequence], position] = tokens
+        totals = entropy.new_zeros(len(ids), 3)
+        totals.index_add_(0, sequence, torch.stack([changed, entropy, torch.ones_like(entropy)], -1))
+        self.stable[ids] = torch.where(totals[:, 0] == 0, self.stable[ids] + 1, 0)
+        return self.stable[ids], totals[:, 1] / totals[:, 2]
 
 
 class ConfidenceSampler(Sampler):
     """Draw a token for every masked position, keep those that `select` returns, at least one per sequence, and repeat.
 
     `delayed_tokens`, such as the end of a text, are kept only where nothing else is left to write: a short text
-    would otherwise often be the most confident one.
+    would otherwise often be the most confident one. With a `stop_entropy`, all tokens of a sequence are kept once they
+    have been the same for `stable_steps` steps, and the mean entropy of their distributions is below it.
     """
 
     measure: _AnyConfidenceMeasure | str = Probability()
+    stop_entropy: float | None = None
+    stable_steps: int = 1
     params: SamplingParams
     delayed_tokens: tuple[int, ...]
 
@@ -110,9 +123,12 @@ class ConfidenceSampler(Sampler):
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         require_process(denoiser, Masking)
         z, mask = init_tokens(denoiser, canvas), denoiser.vocab.mask_id
-        measure = resolve_option(self.measure, CONFIDENCE_MEASURES, "measure")
+        measures = (
+            resolve_option(self.measure, CONFIDENCE_MEASURES, "measure"),
+            *(() if self.stop_entropy is None else (Entropy(),)),
+        )
         num_initial = canvas.host_mask(mask).sum(1)
-        num_masked, step = num_initial.copy(), 0
+        num_masked, step, predictions = num_initial.copy(), 0, _Predictions(z)
         while len(active := np.flatnonzero(num_masked)):
             ids, initial = to_device(active, z.device), num_initial[active]
             now = z[ids]
@@ -121,15 +137,18 @@ class ConfidenceSampler(Sampler):
                 seeded_uniform([canvas.seeds[b] for b in active], z.shape[1], 2 * step + draw).to(z.device)[indices]
                 for draw in (0, 1)
             )
-            row_fn = DrawWithConfidence(DrawTokens(self.params, uniform, mask), measure, denoiser.normalized)
+            row_fn = DrawWithConfidence(DrawTokens(self.params, uniform, mask), measures, denoiser.normalized)
             t = time_from_mask_ratio(
                 denoiser, torch.from_numpy(num_masked[active, None]), torch.from_numpy(initial[:, None])
             )
             values = denoiser(now, t.to(z.device), indices, row_fn=row_fn, sequence_ids=ids)
             token, score = values[:, 0].long(), self._delay(values[:, 0].long(), values[:, 1])
             dense = score.new_full(now.shape, -torch.inf).index_put(indices, score)
-            key = torch.full_like(dense, torch.inf).index_put(indices, -_round_and_break_ties(score, tie_break))
+            key = torch.full_like(dense, torch.inf).index_put(indices, -round_and_break_ties(score, tie_break))
             keep = self.select(dense, ranks(key), to_device(initial, z.device), step) & (now == mask)
+            if self.stop_entropy is not None:
+                stable, nats = predictions.update(ids, indices, token, -values[:, 2])
+                keep = keep | ((stable >= self.stable_steps) & (nats < self.stop_entropy))[:, None] & (now == mask)
             z = z.index_copy(0, ids, torch.where(keep, now.index_put(indices, token), now))
             counts = self.num_selected(num_masked[active], initial, step)
             num_masked[active] -= keep.sum(1).tolist() if counts is None else counts
@@ -157,9 +176,18 @@ class Confidence(ConfidenceSampler):
     """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
     """Ids of tokens that are written last."""
+    stop_entropy: float | None = None
+    """Mean nats below which tokens that are drawn again and again are all written at once (0.005 is usual); None:
+    never."""
+    stable_steps: int = 1
+    """For how many steps they must have been drawn again."""
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
+        if self.stop_entropy is not None and not (is_number(self.stop_entropy) and self.stop_entropy > 0):
+            raise ValueError(f"stop_entropy must be above 0, or None; got {self.stop_entropy!r}")
+        if not isinstance(self.stable_steps, int) or self.stable_steps < 1:
+            raise ValueError(f"stable_steps must be at least 1; got {self.stable_steps!r}")
         object.__setattr__(self, "measure", resolve_option(self.measure, CONFIDENCE_MEASURES, "measure"))
 
     def select(
@@ -167,7 +195,9 @@ class Confidence(ConfidenceSampler):
     ) -> Bool[Tensor, "B L"]:
         return rank < tokens_per_step(num_initial, self.steps, step)[:, None]
 
-    def num_selected(self, num_masked: IntArray, num_initial: IntArray, step: int) -> IntArray:
+    def num_selected(self, num_masked: IntArray, num_initial: IntArray, step: int) -> IntArray | None:
+        if self.stop_entropy is not None:
+            return None
         return np.minimum(tokens_per_step(num_initial, self.steps, step), num_masked)
 
 

@@ -19,7 +19,7 @@ def default_sampler(denoiser: DenoiserLike, steps: int = 128, params: SamplingPa
     """The sampler that reverses the model's process as it is defined; `steps` are per block where there are blocks."""
     process = denoiser.process
     if process.block_size is not None:
-        return Blockwise(sampler=Ancestral(steps, params), eos_id=denoiser.vocab.eos_id)
+        return Blockwise(sampler=Ancestral(steps, params), end_ids=denoiser.vocab.end_ids)
     name = process.default_sampler
     kind = SAMPLERS.find(name) if ":" in name else lookup(name, {**SAMPLERS, **PROCESS_SAMPLERS}, "sampler")
     return _build(kind, steps, params)
@@ -32,20 +32,23 @@ def make_sampler(
     params: SamplingParams = _DEFAULT_PARAMS,
     *,
     block_size: int | None = None,
+    sub_block_size: int | None = None,
     cache: str = "none",
     **options: Any,
 ) -> Sampler:
     """The sampler of this name in `SAMPLERS`, or the model's default; samplers without steps ignore `steps`.
 
-    With a `block_size`, text is generated from left to right in blocks, `steps` counts the steps per block, and
-    `cache` names what is cached meanwhile: none, prefix or dual. `options` are fields of the sampler.
+    With a `block_size`, text is generated from left to right in blocks, `steps` counts the steps per block (or per
+    sub-block), and `cache` names what is cached meanwhile: none, prefix or dual. `options` are fields of the sampler.
     """
     exact = denoiser.process.block_size is not None
     policy = lookup(cache, CACHE_POLICIES, "cache")
     if cache != "none" and (exact or block_size is None):
         why = "this model has an exact one" if exact else "say how long a block is"
         raise ValueError(f"a {cache} cache is for masked diffusion that is written in blocks: {why}")
-    if name == "default" and block_size is None:
+    if sub_block_size is not None and block_size is None and not exact:
+        raise ValueError("sub_block_size is for text that is written in blocks: say how long a block is")
+    if name == "default" and block_size is None and sub_block_size is None:
         for option in options:
             raise ValueError(f"{option} is for {_samplers_with_option(option)}: name that sampler, too")
         return default_sampler(denoiser, steps, params)
@@ -53,7 +56,7 @@ def make_sampler(
     sampler = _build(kind, steps, params, **options)
     if block_size is None and not exact:
         return sampler
-    return Blockwise(block_size, sampler, policy, denoiser.vocab.eos_id)
+    return Blockwise(block_size, sampler, policy, denoiser.vocab.end_ids, sub_block_size)
 
 
 def resolve_sampler(denoiser: DenoiserLike, sampler: Sampler | str | None) -> Sampler:

@@ -180,7 +180,7 @@ class ReMDM(Sampler):
         active, device = np.flatnonzero(unmask.any(1)), z.device
         ids, queries = to_device(active, device), Queries.from_host(unmask[active], device)
         draw = DrawTokens(self.params, to_device(uniform, device), denoiser.vocab.mask_id)
-        row_fn = DrawWithConfidence(draw, Probability(), denoiser.normalized)
+        row_fn = DrawWithConfidence(draw, (Probability(),), denoiser.normalized)
         times = t.expand(len(active), 1).to(device)
         values = denoiser(z[ids], times, queries, row_fn=row_fn, sequence_ids=ids)
         return scatter_tokens(z, ids[queries[0]], queries[1], values[:, 0].long()), values[:, 1]

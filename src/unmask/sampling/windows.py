@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -97,7 +98,7 @@ def sample_windows(
     A sequence in which a sampler with an end-of-text token has written it is filled with it to its end.
     """
     z = init_tokens(denoiser, canvas, any_length=True)
-    mask, stop = denoiser.vocab.mask_id, sampler.eos_token
+    mask, ends = denoiser.vocab.mask_id, torch.tensor(sampler.end_ids, device=z.device)
     given, masked = z != mask, canvas.host_mask(mask)
     holes = _masked_runs(masked[0].tolist())  # sequences with guidance per window have the same holes
     sequences = np.arange(len(z))
@@ -120,12 +121,14 @@ def sample_windows(
             z[rows, inside] = written
             yield z
         masked[sequences, inside] = False
-        if stop is None:
+        if not sampler.end_ids:
             continue
-        ended = ((z == stop) & ~given)[rows, inside].any(1).cpu().numpy()
+        is_end = (torch.isin(z, ends) & ~given)[rows]
+        ended = is_end[:, inside].any(1).cpu().numpy()
         if ended.any():
             z, rows = z.clone(), to_device(sequences[ended], z.device)
-            z[rows] = z[rows].where(z[rows] != mask, stop)
+            first_end = z[rows].gather(1, is_end[to_device(ended, z.device)].int().argmax(1, keepdim=True))
+            z[rows] = torch.where(z[rows] == mask, first_end, z[rows])
             yield z
             sequences = sequences[~ended]
 

@@ -54,6 +54,9 @@ class GenerationRequest(_StrictRequest):
     block_size: int | None = Field(
         None, ge=1, description="Generate from left to right in blocks of this many tokens, with `steps` steps each."
     )
+    sub_block_size: int | None = Field(
+        None, ge=1, description="Fill a block in parts of this many tokens, from left to right, `steps` steps each."
+    )
     cache: str = Field(
         "none",
         description="KV cache within a block (approximate): of the tokens before it, or of all tokens around it.",

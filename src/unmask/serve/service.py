@@ -273,7 +273,13 @@ class Service:
             is_given = request.model_fields_set & {"temperature", "top_k", "top_p"}
             return sampler.with_params(params, request.sampler) if is_given else sampler
         return make_sampler(
-            self.model.denoiser, request.sampler, steps, params, block_size=request.block_size, cache=request.cache
+            self.model.denoiser,
+            request.sampler,
+            steps,
+            params,
+            block_size=request.block_size,
+            sub_block_size=request.sub_block_size,
+            cache=request.cache,
         )
 
     async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:

@@ -11,18 +11,24 @@ from unmask.pretrained.formats.bd3lm import BD3LM_FORMAT
 from unmask.pretrained.formats.caduceus import CADUCEUS_FORMAT
 from unmask.pretrained.formats.dimamba import DIMAMBA_FORMAT
 from unmask.pretrained.formats.dream import DREAM_FORMAT
+from unmask.pretrained.formats.duo import DUO_FORMAT
 from unmask.pretrained.formats.fast_dllm import FAST_DLLM_FORMAT
 from unmask.pretrained.formats.llada import LLADA_FORMAT
+from unmask.pretrained.formats.llada2 import LLADA2_FORMAT
+from unmask.pretrained.formats.llada_moe import LLADA_MOE_FORMAT
 from unmask.pretrained.formats.mamba import MAMBA_FORMAT, MAMBA_SSM_FORMAT
 from unmask.pretrained.formats.mdlm import MDLM_FORMAT
 from unmask.pretrained.formats.mosaic_bert import MOSAIC_BERT_FORMAT
 from unmask.pretrained.formats.sdar import SDAR_FORMAT
+from unmask.pretrained.formats.sedd import SEDD_FORMAT
 
 FORMATS: dict[str, Format] = {
     format_.model_type: format_
     for format_ in (
         BD3LM_FORMAT,
+        LLADA_MOE_FORMAT,  # before LLaDA, whose type its published configs have
         LLADA_FORMAT,
+        LLADA2_FORMAT,
         DREAM_FORMAT,
         SDAR_FORMAT,
         A2D_QWEN3_FORMAT,
@@ -30,6 +36,8 @@ FORMATS: dict[str, Format] = {
         A2D_LLAMA_FORMAT,
         FAST_DLLM_FORMAT,
         MDLM_FORMAT,
+        DUO_FORMAT,
+        SEDD_FORMAT,
         CADUCEUS_FORMAT,
         MAMBA_FORMAT,
         MAMBA_SSM_FORMAT,

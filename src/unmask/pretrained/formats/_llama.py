@@ -1,76 +1,23 @@
-"""Formats of networks with Llama blocks: projections of the same input are fused into one matrix here."""
+"""Formats of networks with Llama blocks: one description for each family."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from unmask.backbones.dit import DiTConfig, LlamaBlock
 from unmask.backbones.layers import RotaryScaling
+from unmask.backbones.moe import Experts
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion, Objective
-from unmask.pretrained._config_checks import (
-    ConfigReader,
-    check_exportable,
-    meta_shapes,
-    rename_tensors,
-    require_dit,
-)
+from unmask.pretrained._config_checks import ConfigReader, check_exportable, require_dit
+from unmask.pretrained.formats._llama_tensors import TensorNames, fuse_projections, split_projections
 from unmask.types import Vocab
-
-
-@dataclass(frozen=True)
-class TensorNames:
-    """The names of a format's tensors; those of a block follow `block`, formatted with its index."""
-
-    kind: str
-    embedding: str
-    norm: str
-    output: str
-    block: str
-    norm1: str
-    norm2: str
-    query: str
-    key: str
-    value: str
-    out: str
-    gate: str
-    up: str
-    down: str
-    query_norm: str = ""
-    key_norm: str = ""
-
-
-TRANSFORMERS_NAMES = TensorNames(
-    kind="a Llama",
-    embedding="model.embed_tokens",
-    norm="model.norm",
-    output="lm_head",
-    block="model.layers.{}",
-    norm1="input_layernorm",
-    norm2="post_attention_layernorm",
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    out="self_attn.o_proj",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    query_norm="self_attn.q_norm",
-    key_norm="self_attn.k_norm",
-)
-"""As in transformers' Llama, Qwen2 and Qwen3, which most families began as."""
-
-
-def named(names: TensorNames, kind: str) -> TensorNames:
-    """The same names, for a family that is called `kind` in messages."""
-    return replace(names, kind=kind)
 
 
 @dataclass(frozen=True)
@@ -89,6 +36,8 @@ class ConfigKeys:
     vocab: str = "vocab_size"
     head_dim: str | None = "head_dim"
     """None: a head is as wide as the network divided by its heads."""
+    rotary_fraction: str | None = None
+    """None: heads are rotated as a whole."""
 
 
 TRANSFORMERS_KEYS = ConfigKeys(
@@ -134,6 +83,18 @@ class Blocks:
         return {self.key: objective.block_size} if isinstance(objective, BlockDiffusion) else {}
 
 
+class ExpertsFormat(Protocol):
+    """How the config of a family states its mixture of experts."""
+
+    def read(self, reader: ConfigReader, depth: int) -> Experts:
+        """What a config says."""
+        ...
+
+    def export(self, experts: Experts, depth: int) -> dict[str, Any]:
+        """The config's entries; ValueError for a mixture that the family does not have."""
+        ...
+
+
 @dataclass(frozen=True)
 class LlamaFormat:
     """A published format of Llama networks that were opened: attention both ways, or block-causal.
@@ -157,9 +118,15 @@ class LlamaFormat:
     """The mask of published models, where neither config nor tokenizer names it; None: one of them must."""
     blocks: Blocks | None = None
     """Block-causal attention; None: every token attends to every token."""
+    experts: ExpertsFormat | None = None
+    """A mixture of experts; None: blocks have a plain MLP."""
+    architecture: str | None = None
+    """The architecture that tells models of the family apart, where published configs have another's type."""
 
     def can_load(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") == self.model_type
+        named = config.get("architectures")
+        has_architecture = isinstance(named, list) and self.architecture in named
+        return config.get("model_type") == self.model_type or has_architecture
 
     def load_state(
         self, config: dict[str, Any], weights: dict[str, Tensor], where: str
@@ -170,10 +137,10 @@ class LlamaFormat:
         reader, keys = ConfigReader(config, where), self.config_keys
         reader.require(**self.required)
         heads = reader.get_int(keys.heads)
-        kv_heads = reader.get_int(keys.kv_heads, heads)
+        kv_heads, depth = reader.get_int(keys.kv_heads, heads), reader.get_depth(keys.depth, weights)
         backbone = DiTConfig(
             width=reader.get_int(keys.width),
-            depth=reader.get_depth(keys.depth, weights),
+            depth=depth,
             heads=heads,
             max_length=reader.get_int(keys.max_length),
             dropout=0.0,
@@ -186,14 +153,16 @@ class LlamaFormat:
                 norm_eps=reader.get_float(keys.norm_eps, self.default_norm_eps),
                 qkv_bias=self.qkv_bias,
                 head_dim=_head_dim(reader, keys, heads),
+                rotary_fraction=1.0 if keys.rotary_fraction is None else reader.get_float(keys.rotary_fraction, 1.0),
                 rotary_scaling=_rotary_scaling(config, where),
+                experts=None if self.experts is None else self.experts.read(reader, depth),
             ),
             shift_logits=self.shift_logits,
         )
         eos_id = _eos_id(reader)
         size = reader.get_int(keys.vocab, config.get("vocab_size"))
         vocab = Vocab(size, reader.get_token_id("mask_token_id"), eos_id)
-        tensors = _fuse_projections(weights, self.tensor_names, backbone, vocab, where)
+        tensors = fuse_projections(weights, self.tensor_names, backbone, vocab, where)
         objective = _OBJECTIVE if self.blocks is None else self.blocks.objective(reader)
         return ModelConfig(vocab, backbone, objective), tensors
 
@@ -226,9 +195,15 @@ class LlamaFormat:
             keys.norm_eps: llama.norm_eps,
             keys.tie_embeddings: backbone.tie_embeddings,
             **({} if llama.head_dim is None or keys.head_dim is None else {keys.head_dim: llama.head_dim}),
+            **({} if keys.rotary_fraction is None else {keys.rotary_fraction: llama.rotary_fraction}),
             **({} if llama.rotary_scaling is None else {"rope_scaling": _scaling_to_json(llama.rotary_scaling)}),
             **({} if self.blocks is None else self.blocks.export(objective)),
-        }, _split_projections(model, self.tensor_names)
+            **(
+                {}
+                if llama.experts is None or self.experts is None
+                else self.experts.export(llama.experts, backbone.depth)
+            ),
+        }, split_projections(model, self.tensor_names)
 
     def can_export(self, model: LanguageModel) -> bool:
         """Whether the model has Llama blocks of this kind, and shifted logits if this format has them."""
@@ -238,21 +213,13 @@ class LlamaFormat:
             and backbone.llama is not None
             and backbone.shift_logits == self.shift_logits
             and backbone.qk_norm == self.qk_norm
+            and (backbone.llama.experts is None) == (self.experts is None)
             and (isinstance(objective, MDLM) if self.blocks is None else self.blocks.can_hold(objective))
         )
 
 
 _OBJECTIVE = MDLM(schedule=LogLinear(eps=0.0))
 
-_BLOCK_PARTS = {
-    "norm1": "norm1",
-    "norm2": "norm2",
-    "out": "attention.out",
-    "down": "mlp.2",
-    "query_norm": "attention.q_norm",
-    "key_norm": "attention.k_norm",
-}
-"""Modules of a block that are the same in both."""
 _SCALING_KEYS = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
@@ -303,41 +270,6 @@ def _eos_id(reader: ConfigReader) -> int | None:
     return None if value is None else reader.get_token_id("eos_token_id")
 
 
-def _fuse_projections(
-    weights: Mapping[str, Tensor], names: TensorNames, backbone: DiTConfig, vocab: Vocab, where: str
-) -> dict[str, Tensor]:
-    """Our tensors from published ones."""
-    expected = meta_shapes(backbone, vocab, weights, where)
-    ours = rename_tensors(weights, _name_table(names, backbone), _unfused_shapes(backbone, expected), where, names.kind)
-    for i in range(backbone.depth):
-        block = f"layers.{i}"
-        for kind in ("weight", "bias"):
-            if f"{block}.query.{kind}" in ours:
-                parts = [ours.pop(f"{block}.{part}.{kind}") for part in ("query", "key", "value")]
-                ours[f"{block}.attention.qkv.{kind}"] = torch.cat(parts)
-        halves = [ours.pop(f"{block}.{part}.weight") for part in ("gate", "up")]
-        ours[f"{block}.mlp.0.weight"] = torch.cat(halves)
-    return ours
-
-
-def _split_projections(model: LanguageModel, names: TensorNames) -> dict[str, Tensor]:
-    """The published tensors of our network: the inverse of `_fuse_projections`."""
-    config = require_dit(model.denoiser.config.backbone)
-    ours = dict(model.denoiser.backbone.state_dict())
-    for i in range(config.depth):
-        block = f"layers.{i}"
-        for kind in ("weight", "bias"):
-            if f"{block}.attention.qkv.{kind}" in ours:
-                parts = ours.pop(f"{block}.attention.qkv.{kind}").split(_qkv_widths(config))
-                ours |= {
-                    f"{block}.{part}.{kind}": tensor
-                    for part, tensor in zip(("query", "key", "value"), parts, strict=True)
-                }
-        halves = ours.pop(f"{block}.mlp.0.weight").chunk(2)
-        ours |= {f"{block}.{part}.weight": half for part, half in zip(("gate", "up"), halves, strict=True)}
-    return {theirs: ours[name].clone() for theirs, name in _name_table(names, config).items()}
-
-
 def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
     """The block config of a model that the format can hold; others are refused."""
     backbone = require_dit(model.denoiser.config.backbone)
@@ -353,8 +285,12 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
     )
     check_exportable(backbone, plain, format_.tensor_names.kind.removeprefix("a "))
     assert llama is not None  # see can_export
-    supported = replace(llama, rotary_fraction=1.0)
-    supported = supported if format_.config_keys.head_dim is not None else replace(supported, head_dim=None)
+    keys = format_.config_keys
+    supported = replace(
+        llama,
+        rotary_fraction=1.0 if keys.rotary_fraction is None else llama.rotary_fraction,
+        head_dim=None if keys.head_dim is None else llama.head_dim,
+    )
     if llama != supported:
         raise ValueError(
             f"{format_.tensor_names.kind}'s format cannot hold heads that are partly rotated or have a width of their"
@@ -366,42 +302,3 @@ def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:
             f" train with backbone.llama.qkv_bias={str(format_.qkv_bias).lower()}"
         )
     return llama
-
-
-def _qkv_widths(config: DiTConfig) -> list[int]:
-    """The output widths of the query, key and value projections."""
-    assert config.llama is not None
-    shared = config.head_dim * (config.llama.kv_heads or config.heads)
-    return [config.head_dim * config.heads, shared, shared]
-
-
-def _unfused_shapes(config: DiTConfig, fused_shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
-    """The expected shapes, with those of the separate projections under their intermediate names."""
-    assert config.llama is not None
-    expected = dict(fused_shapes)
-    for i in range(config.depth):
-        for part, width in zip(("query", "key", "value"), _qkv_widths(config), strict=True):
-            expected[f"layers.{i}.{part}.weight"] = torch.Size([width, config.width])
-            expected[f"layers.{i}.{part}.bias"] = torch.Size([width])
-        for part in ("gate", "up"):
-            expected[f"layers.{i}.{part}.weight"] = torch.Size([config.llama.intermediate_size, config.width])
-    return expected
-
-
-_PLAIN_PARTS = ("norm1", "norm2", "query", "key", "value", "out", "gate", "up", "down")
-
-
-def _name_table(names: TensorNames, config: DiTConfig) -> dict[str, str]:
-    """Their tensor names to ours, or to an intermediate name for the parts of a fused projection."""
-    assert config.llama is not None
-    table = {f"{names.embedding}.weight": "embedding.weight", f"{names.norm}.weight": "norm.weight"}
-    if not config.tie_embeddings:
-        table[f"{names.output}.weight"] = "lm_head.weight"
-    for i in range(config.depth):
-        theirs = names.block.format(i)
-        for part in (*_PLAIN_PARTS, *(("query_norm", "key_norm") if config.qk_norm else ())):
-            ours = f"layers.{i}.{_BLOCK_PARTS.get(part, part)}"
-            table[f"{theirs}.{getattr(names, part)}.weight"] = f"{ours}.weight"
-            if config.llama.qkv_bias and part in ("query", "key", "value"):
-                table[f"{theirs}.{getattr(names, part)}.bias"] = f"{ours}.bias"
-    return table

@@ -7,7 +7,8 @@ is written here.
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, TRANSFORMERS_NAMES, Blocks, LlamaFormat, named
+from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
+from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
 
 _REQUIRED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": (False, None)}
 _BLOCKS = Blocks(32, name_part="bd3lm", from_prompt=True)

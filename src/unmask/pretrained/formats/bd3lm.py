@@ -13,7 +13,9 @@ from unmask.diffusion.time_sampling import AnyTimes, ClippedTimes, UniformTimes
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import BlockDiffusion
 from unmask.pretrained._config_checks import ConfigReader
-from unmask.pretrained.formats import mdlm
+from unmask.pretrained.formats._dit import DiTLayout
+
+_LAYOUT = DiTLayout("BD3LM")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class _BD3LMFormat:
         objective = BlockDiffusion(
             block_size=reader.get_int("block_size"), schedule=LogLinear(eps=0.0), times=_parse_times(reader)
         )
-        return mdlm.convert_dit(config, weights, where, objective)
+        timed = reader.get_bool("time_conditioning", False)
+        return _LAYOUT.load(reader, reader.get_int("vocab_size"), weights, objective, time_conditioning=timed)
 
     def can_export(self, model: LanguageModel) -> bool:
         backbone = model.denoiser.config.backbone
@@ -46,7 +49,7 @@ class _BD3LMFormat:
         assert isinstance(objective, BlockDiffusion)
         times = objective.times
         low, high = (times.low, times.high) if isinstance(times, ClippedTimes) else (0.0, 1.0)
-        config, tensors = mdlm.export_dit(model)
+        config, tensors = _LAYOUT.export(model)
         return {
             **config,
             "model_type": self.model_type,

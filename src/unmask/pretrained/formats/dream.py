@@ -5,7 +5,8 @@ It was initialized from an autoregressive model, and its logits are still shifte
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, TRANSFORMERS_NAMES, LlamaFormat, named
+from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, LlamaFormat
+from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
 
 DREAM_FORMAT = LlamaFormat(
     "Dream",

@@ -5,7 +5,8 @@ Its logits are still shifted: the first token of a block is predicted by the las
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, TRANSFORMERS_NAMES, Blocks, LlamaFormat, named
+from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
+from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
 
 FAST_DLLM_FORMAT = LlamaFormat(
     "Fast_dLLM_Qwen",

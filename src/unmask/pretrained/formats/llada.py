@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import ConfigKeys, LlamaFormat, TensorNames
+from unmask.pretrained.formats._llama import ConfigKeys, LlamaFormat
+from unmask.pretrained.formats._llama_tensors import TensorNames
 
 LLADA_FORMAT = LlamaFormat(
     "llada",

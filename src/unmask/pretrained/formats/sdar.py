@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, TRANSFORMERS_NAMES, Blocks, LlamaFormat, named
+from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
+from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
 
 SDAR_FORMAT = LlamaFormat(
     "sdar",

@@ -8,6 +8,7 @@ const SAMPLERS = {
   threshold: ["in each step everything that the model is sure enough of", false],
   factor: ["in each step as many tokens as the model is sure of together", false],
   "entropy-bounded": ["in each step as many tokens as leave little open", false],
+  "joint-threshold": ["everything that the model is sure enough of is written, and what it now doubts is corrected", false],
   remdm: ["tokens may be hidden again and written anew, which corrects mistakes", true],
   autoregressive: ["from left to right, one token after the other", false],
   blockwise: ["block after block, from left to right; the steps are those of a block", true],
