@@ -164,7 +164,10 @@ def test_uniform_noise_is_counted_in_steps(monkeypatch: pytest.MonkeyPatch, caps
         (["sample", "{folder}", "--temperature", "-1"], "temperature must be 0"),
         (["sample", "{folder}", "--watch", "--delay", "-1"], "delay must be from 0 to 60 seconds; got -1.0"),
         (["sample", "{folder}", "--temperature", "inf"], "or a finite number above; got inf"),
-        (["sample", "{folder}", "--threshold", "0.5"], "threshold is for threshold or joint-threshold: name that sampler, too"),
+        (
+            ["sample", "{folder}", "--threshold", "0.5"],
+            "threshold is for threshold or joint-threshold: name that sampler, too",
+        ),
         (
             ["sample", "{folder}", "--sampler", "ancestral", "--measure", "margin"],
             "the sampler 'ancestral' has no measure, which is for confidence",

@@ -285,6 +285,28 @@ def test_a_shared_training_is_planned_once() -> None:
     assert second["shared_trainings"] == ["text-mdlm"]
 
 
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (1.0, {0.5, 1, 2}),
+        (2.0, {1, 2, 4}),
+        (8.0, {1, 2, 4, 8}),
+        (0.5, {0.25, 0.5, 1, 2}),
+        (0.125, {0.125, 0.25, 0.5, 1, 2}),
+    ],
+)
+def test_the_learning_rate_is_better_than_its_neighbours(best: float, tried: set[float]) -> None:
+    """Pilots go on beyond the first three where the best of them is at an end."""
+    asked = set()
+
+    def bound(factor: float) -> float:
+        asked.add(factor)
+        return abs(math.log2(factor / best))
+
+    assert _trainings.descend(_trainings.RATE_FACTORS, bound) == best
+    assert asked == tried
+
+
 def test_zero_shot_takes_the_data_sets_that_are_there(data: Path, tmp_path: Path, command: Command) -> None:
     """One from its validation split, one from its test split, five that are missing."""
     folder = tmp_path / "data"

@@ -44,8 +44,8 @@ def reproduce(
       unmask reproduce lm --shard 1/2 --out runs/half
 
     A cell is one experiment with one seed. Methods of a table have the same text, the same number of tokens and the
-    same tuning: each learning rate is the best of three in pilots of a third of the steps. Give the same command again
-    to go on where it was, also after a power failure: nothing is done twice.
+    same tuning: of each learning rate, half and twice as much were worse in pilots of a third of the steps. Give the
+    same command again to go on where it was, also after a power failure: nothing is done twice.
 
     Args:
         tables: Tables by their names (`--list` shows them), or all.

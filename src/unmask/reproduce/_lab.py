@@ -33,7 +33,7 @@ from unmask.io.untrusted import read_json_object
 from unmask.pretrained import load
 from unmask.provenance import collect_provenance
 from unmask.reproduce._measurements import FORMAT, measurement_to_json, read_measurement
-from unmask.reproduce._trainings import PILOT_SEED, PILOT_SHARE, RATE_FACTORS, with_steps
+from unmask.reproduce._trainings import PILOT_SEED, PILOT_SHARE, RATE_FACTORS, descend, with_steps
 from unmask.reproduce._vocabulary import Cell, Figures, Measurement, Setup, Table, TrainedModel, Training
 from unmask.run import build_trainer, prepare_corpus, run_experiment
 from unmask.training.logger import format_duration
@@ -205,13 +205,19 @@ class Lab:
             return 1.0
         chosen = self.plan().get("rates", {}).get(training.name)
         if chosen is None:
-            nats = {str(factor): self._pilot(training, factor) for factor in RATE_FACTORS}
-            best = min(RATE_FACTORS, key=lambda factor: _or_infinity(nats[str(factor)]))
-            chosen = {"factor": best, "pilots": nats}
+            nats: dict[float, float | None] = {}
+
+            def bound(factor: float) -> float:
+                if factor not in nats:
+                    nats[factor] = self._pilot(training, factor)
+                return _or_infinity(nats[factor])
+
+            best = descend(RATE_FACTORS, bound)
+            chosen = {"factor": best, "pilots": {str(factor): nats[factor] for factor in sorted(nats)}}
             if self.distributed.is_main:
                 with self.edit_plan() as plan:
                     plan.setdefault("rates", {})[training.name] = chosen
-                for factor in RATE_FACTORS:
+                for factor in nats:
                     shutil.rmtree(self._pilot_folder(training, factor), ignore_errors=True)
             self.distributed.barrier()
         rate: float = chosen["factor"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unmask.reproduce._cost_model import H100, flops_per_token
-from unmask.reproduce._trainings import PILOT_SHARE, RATE_FACTORS
+from unmask.reproduce._trainings import PILOT_SHARE, USUAL_PILOTS
 from unmask.reproduce._vocabulary import Setup, Table, Training
 
 _VOCAB_SIZES = {"hub:gpt2": 50_258, "hub:bert-base-uncased": 30_522, "dna": 16}
@@ -41,7 +41,7 @@ def plan_tables(tables: Sequence[Table], setup: Setup) -> list[dict[str, Any]]:
 
 def _tiny_cost(table: Table, trainings: Sequence[Training], new: Sequence[Training], setup: Setup) -> dict[str, Any]:
     """Minutes on this machine: cells, pilots of the learning rate, and measurements."""
-    pilots = len(RATE_FACTORS) * PILOT_SHARE
+    pilots = USUAL_PILOTS * PILOT_SHARE
     minutes = sum((setup.seeds + pilots) * each.share * each.relative_cost for each in new)
     minutes += table.measuring_cost * setup.seeds * sum(each.relative_cost for each in trainings)
     return {"minutes": round(minutes * setup.minutes, 2)}
