@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from oracle import LINEAR, TableDenoiser, continuous_bound, random_table
 from unmask import MDLM
+from unmask.diffusion.noise_level import NoiseLevel, continuous_level, discrete_level, fixed_count_level
+from unmask.diffusion.schedule import Cosine
 from unmask.likelihood._control_variate import _MAX_NATS, control_variate, unconditional_nll
 from unmask.likelihood._estimate import NatsEstimator
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
@@ -28,6 +30,11 @@ def hidden_sets(n: int, k: int, length: int) -> torch.Tensor:
     return hidden
 
 
+def count_level(n: int, k: int) -> NoiseLevel:
+    """The level of draws that hide k of n tokens."""
+    return fixed_count_level(LINEAR, torch.tensor([[(k - 0.5) / n]], dtype=torch.float64), torch.ones(1, n).bool())
+
+
 @given(st.lists(st.floats(0, _MAX_NATS), min_size=1, max_size=6), st.data())
 def test_luck_is_zero_on_average_for_every_k(u: list[float], data: st.DataObject) -> None:
     n = len(u)
@@ -35,9 +42,22 @@ def test_luck_is_zero_on_average_for_every_k(u: list[float], data: st.DataObject
     hidden = hidden_sets(n, k, n + 2)  # the last two are not counted
     counted = (torch.arange(n + 2) < n).expand(hidden.shape)
     price = torch.tensor([*u, 5.0, 7.0], dtype=torch.float64).expand(hidden.shape)
-    share = control_variate(price, hidden, counted)
+    share = control_variate(price, hidden, counted, count_level(n, k))
     assert bool((share[:, n:] == 0).all())
     torch.testing.assert_close(share.mean(0), torch.zeros(n + 2, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+@given(st.lists(st.floats(0, _MAX_NATS), min_size=1, max_size=5), st.floats(0.01, 0.99), st.sampled_from([None, 1, 7]))
+def test_luck_is_zero_on_average_at_every_time(u: list[float], place: float, steps: int | None) -> None:
+    """Over all sets that may be hidden, each with its probability; in continuous time and in steps."""
+    n, where = len(u), torch.tensor([[place]], dtype=torch.float64)
+    level = continuous_level(Cosine(), where) if steps is None else discrete_level(Cosine(), steps, where)
+    hidden = torch.cat([hidden_sets(n, k, n) for k in range(n + 1)])
+    alpha, count = float(level.alpha), hidden.sum(1, keepdim=True).double()
+    chance = (1 - alpha) ** count * alpha ** (n - count)
+    assert float(chance.sum()) == pytest.approx(1)
+    share = control_variate(torch.tensor(u).double().expand(hidden.shape), hidden, torch.ones_like(hidden), level)
+    torch.testing.assert_close((chance * share).sum(0), torch.zeros(n, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_nats_that_follow_the_prices_are_steadied_altogether() -> None:
@@ -45,7 +65,7 @@ def test_nats_that_follow_the_prices_are_steadied_altogether() -> None:
     hidden = hidden_sets(6, 2, 6)
     u = torch.linspace(0.1, 2, 6, dtype=torch.float64).expand(hidden.shape)
     nats = ((3 + 2 * u) * hidden * 6 / 2).sum(1)
-    left = nats - 2 * control_variate(u, hidden, torch.ones_like(hidden)).sum(1)
+    left = nats - 2 * control_variate(u, hidden, torch.ones_like(hidden), count_level(6, 2)).sum(1)
     torch.testing.assert_close(left, (3 + 2 * u).sum(1))
     assert float(nats.std()) > 1
 

@@ -67,7 +67,7 @@ def test_losses_are_sorted_by_their_time(objective: BlockDiffusion | MDLM) -> No
     valid[7, 4:], valid[9] = False, False
     batch = Batch(x, valid=valid)
     found = loss_moments(objective, model, batch, torch.Generator().manual_seed(3))
-    nats, t = objective.nll_and_time(model, batch, torch.Generator().manual_seed(3))
+    nats, level = objective.nll_and_level(model, batch, torch.Generator().manual_seed(3))
     block = objective.block_size if isinstance(objective, BlockDiffusion) else tiny_models.LENGTH
     expected = torch.zeros(3, TIME_BINS, dtype=torch.float64)
     for row in range(len(x)):
@@ -76,7 +76,7 @@ def test_losses_are_sorted_by_their_time(objective: BlockDiffusion | MDLM) -> No
             counted = int(valid[row, inside].sum())
             if counted:
                 loss = float(nats[row, inside].sum()) / counted
-                cell = min(TIME_BINS - 1, int(float(t.expand_as(nats)[row, first]) * TIME_BINS))
+                cell = min(TIME_BINS - 1, int(float(level.t.expand_as(nats)[row, first]) * TIME_BINS))
                 expected[:, cell] += torch.tensor([1, loss, loss**2])
     torch.testing.assert_close(found, expected)
 

@@ -1,12 +1,13 @@
-"""A control variate for draws that mask exactly k of a sequence's n tokens and weight each one n/k.
+"""A control variate for draws of masked diffusion, in which masked tokens have the weight w(t).
 
-The nats of such a draw depend on which tokens were masked: some are harder to predict than others. How hard a token
-is depends much on what it is, and u(x) = -log p(x | nothing visible) is known before any draw. So
+The nats of such a draw depend on how many tokens were masked and on which: some are harder to predict than others. How
+hard a token is depends much on what it is, and u(x) = -log p(x | nothing visible) is known before any draw. So
 
-    control = (n/k) * sum over masked tokens of u  -  sum over all tokens of u
+    control = w(t) * ( sum over masked tokens of u  -  (1 - alpha(t)) * sum over all tokens of u )
 
-correlates with the nats of a draw, and its mean is zero for every k, whatever u is. Hence nats - beta * control has the
-same mean for every beta, and less variance for a good one.
+correlates with the nats of a draw, and its mean is zero at every t, whatever u is: a token is masked with probability
+1 - alpha(t). Hence nats - beta * control has the same mean for every beta, and less variance for a good one. Draws that
+mask exactly k of n tokens have w = n/k and 1 - alpha = k/n.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
+from unmask.diffusion.noise_level import NoiseLevel
 
 CONTROL_VARIATE_BETA = 0.7
 """Fixed, because a beta that is fitted to few draws adds more variance than it removes.
@@ -38,8 +40,7 @@ def unconditional_nll(denoiser: DenoiserLike, length: int, device: torch.device)
 
 
 def control_variate(
-    u: Float64[Tensor, "B L"], masked: Bool[Tensor, "B L"], loss_mask: Bool[Tensor, "B L"]
+    u: Float64[Tensor, "B L"], masked: Bool[Tensor, "B L"], loss_mask: Bool[Tensor, "B L"], level: NoiseLevel
 ) -> Float64[Tensor, "B L"]:
     """The terms [B, L] of the control variate for each token, given u [B, L] of the tokens."""
-    n, k = (flags.sum(1, keepdim=True).double() for flags in (loss_mask, masked))
-    return n / k.clamp(min=1) * u * masked - u * loss_mask
+    return level.weight * u * (masked.double() - (1 - level.alpha) * loss_mask)

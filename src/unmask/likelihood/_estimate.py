@@ -51,20 +51,22 @@ class NatsEstimator:
     def draw(self, batch: Batch, generator: torch.Generator, u: Float64[Tensor, "B L"] | None = None) -> Draw:
         """One draw for each sequence, less the control variate if the baselines u [B, L] of its tokens are given."""
         recorder = _TimeRecorder(self.denoiser)
-        nats = self.objective.token_nll(recorder, batch, generator).detach().double()
-        assert recorder.t is not None
-        if u is not None:
+        if u is None:
+            nats = self.objective.token_nll(recorder, batch, generator).detach().double()
+        else:
+            assert isinstance(self.objective, MaskedObjective)
+            nll, level = self.objective.nll_and_level(recorder, batch, generator)
             masked = _to_mask(recorder.positions, batch.loss_mask)
-            nats = nats - CONTROL_VARIATE_BETA * control_variate(u, masked, batch.loss_mask)
+            nats = nll.detach().double() - CONTROL_VARIATE_BETA * control_variate(u, masked, batch.loss_mask, level)
+        assert recorder.t is not None
         # Of one draw, if a call has two; of the noisy tokens only, if clean ones are concatenated to them.
         t = recorder.t[: len(nats), : nats.shape[1]]
         # A step that ends at t covers the times before it, so a bin includes its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
 
     def token_baseline(self, length: int) -> Float64[Tensor, " V"] | None:
-        """u [V] of the control variate for sequences of this length; None where it would not be unbiased."""
-        exact_counts = isinstance(self.objective, MaskedObjective) and self.objective.exact_mask_counts
-        if not exact_counts or self.objective.process.block_size is not None:
+        """u [V] of the control variate for sequences of this length; None for objectives that have none."""
+        if not isinstance(self.objective, MaskedObjective) or self.objective.process.block_size is not None:
             return None
         if length not in self._baselines:
             self._baselines[length] = unconditional_nll(self.denoiser, length, self.device)

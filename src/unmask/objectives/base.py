@@ -171,19 +171,19 @@ class MaskedObjective(Objective):
         return Masking(self.schedule)
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
-        return self.nll_and_time(denoiser, batch, generator)[0]
+        return self.nll_and_level(denoiser, batch, generator)[0]
 
-    def nll_and_time(
+    def nll_and_level(
         self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "B L"], Float64[Tensor, " B #L"]]:
-        """`token_nll`, and the times that were drawn, [B, 1] or [B, L].
+    ) -> tuple[Float[Tensor, "B L"], NoiseLevel]:
+        """`token_nll`, and the noise levels that were drawn, [B, 1] or [B, L].
 
         Noise is drawn and applied on the host, so that the number of masked tokens need not be read from the device.
         """
         batch = batch.checked(denoiser.vocab)
         level, uniform = self.sample_level(denoiser, batch.on_host, generator)
         z = corrupt_batch(self.process, batch.on_host, level.alpha, uniform, denoiser.vocab)
-        return self.weighted_nll(denoiser, batch, z, level), level.t.to(batch.tokens.device)
+        return self.weighted_nll(denoiser, batch, z, level), level.to(batch.tokens.device)
 
     def weighted_nll(
         self, denoiser: DenoiserLike, batch: Batch, z: Int[Tensor, "B L"], level: NoiseLevel
@@ -276,12 +276,12 @@ class SteppedObjective(MaskedObjective):
     def noise_level(self, u: Float64[Tensor, " B #L"]) -> NoiseLevel:
         return super().noise_level(u) if self.steps is None else discrete_level(self.schedule, self.steps, u)
 
-    def nll_and_time(
+    def nll_and_level(
         self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "B L"], Float64[Tensor, " B #L"]]:
+    ) -> tuple[Float[Tensor, "B L"], NoiseLevel]:
         batch = batch.checked(denoiser.vocab)
-        nll, t = super().nll_and_time(denoiser, batch, generator)
-        return (nll if self.carry_over else nll + self._visible_nll(denoiser, batch, generator)), t
+        nll, level = super().nll_and_level(denoiser, batch, generator)
+        return (nll if self.carry_over else nll + self._visible_nll(denoiser, batch, generator)), level
 
     def _visible_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         """-log x_theta(x | z_0) [B, L] at the visible tokens of z_0."""

@@ -3,7 +3,7 @@
     NELBO = E_t E_q(z_t | x) [ -alpha'_t / (1 - alpha_t) * sum over masked positions l of -log x_theta(x_l | z_t) ]
 
 in continuous time; in T steps with weight T (alpha_s - alpha_t)/(1 - alpha_t) at times t = i/T, s = (i - 1)/T.
-The loss is `MaskedObjective.nll_and_time`, in the order of this equation: sample a noise level, corrupt, query
+The loss is `MaskedObjective.nll_and_level`, in the order of this equation: sample a noise level, corrupt, query
 the network at the masked positions, weight the negative log-likelihoods. `examples/mdlm_reference.py` is all of
 MDLM in plain torch (network, loss, sampler), and a test checks that its loss is the same.
 

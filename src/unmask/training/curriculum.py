@@ -145,7 +145,7 @@ def loss_moments(
 
     A draw is that of a block, or of a row where text has no blocks; its loss is in nats per token.
     """
-    nats, t = replace(objective, times=UniformTimes()).nll_and_time(denoiser, batch, generator)
+    nats, level = replace(objective, times=UniformTimes()).nll_and_level(denoiser, batch, generator)
     length = nats.shape[1]
     process = objective.process
     block = process.block_size if isinstance(process, BlockMasking) else length
@@ -157,7 +157,7 @@ def loss_moments(
 
     counted = by_block(batch.loss_mask.double())
     loss = by_block(nats.double()) / counted.clamp(min=1)
-    time_bin = (t.expand_as(nats)[:, ::block] * TIME_BINS).long().clamp(max=TIME_BINS - 1)
+    time_bin = (level.t.expand_as(nats)[:, ::block] * TIME_BINS).long().clamp(max=TIME_BINS - 1)
     not_empty = counted > 0
     moments = torch.stack([torch.ones_like(loss), loss, loss.square()])
     sums = torch.zeros(3, TIME_BINS, dtype=torch.float64, device=nats.device)

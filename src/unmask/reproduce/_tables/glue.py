@@ -132,8 +132,8 @@ TABLE = Table(
         " is germline genes of five species, V joined with J, and the task tells the species; genes in the test set"
         " are in no other.",
         "The learning rate of MDLM-FT is chosen by pilots; classifiers have the paper's protocol (2e-5, batch 16, 3"
-        " epochs; one epoch if --minutes is below 2), and GLUE's development sets are the test sets. AntiBERTy's has 5e-5, and"
-        " its best epoch is chosen on genes of its own.",
+        " epochs; one epoch if --minutes is below 2), and GLUE's development sets are the test sets. AntiBERTy's has"
+        " 5e-5, and its best epoch is chosen on genes of its own.",
         "A seed is a fine-tuning and a classifier; the paper has one seed. The AR row needs a causal network that was"
         " trained on the same data, which only the paper's scale trains. The average is over the tasks shown.",
     ),
