@@ -1,12 +1,13 @@
 """Whole runs: learn, choose the epoch, resume, LoRA and head only, seeds and folds, two ranks, folders.
 
-Started as a program, this file is its own worker: `test_run.py FOLDER INIT TRAIN TEST`.
+Started as a program, this file is its own worker: `test_run.py FOLDER FILES [killed]`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 
 import unmask
 from labelled import bert_folder, experiment, letter_rows, tiny_folder, write_csv
+from processes import run_program
 from unmask import Tokenizer
 from unmask.classification import (
     ClassificationExperiment,
@@ -32,6 +34,8 @@ from unmask.classification import _run as runs
 from unmask.distributed import init_distributed
 from unmask.training.lora import LoRA
 from unmask.training.trainer import Trainer
+
+INTERRUPTED = {"validation_fraction": 0.2, "epochs": 4}
 
 
 @pytest.fixture(scope="module")
@@ -112,22 +116,13 @@ def test_the_best_epoch_is_tested_and_patience_ends_the_run(
     assert torch.equal(classifier.network.head.output.weight, steps[3 * 4 - 1])
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = quick(files, validation_fraction=0.2, epochs=4)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(files: dict[str, str], tmp_path: Path) -> None:
+    """kill -9 in the middle of the third epoch."""
+    settings = quick(files, **INTERRUPTED)
     whole = run_classification(settings, tmp_path / "whole")
-    step = Trainer.step
-
-    def stop_after_nine(trainer: Trainer) -> Any:
-        if trainer.state.step == 9:
-            raise RuntimeError("killed")
-        return step(trainer)
-
-    monkeypatch.setattr(Trainer, "step", stop_after_nine)
-    with pytest.raises(RuntimeError, match="killed"):
-        run_classification(settings, tmp_path / "killed")
-    monkeypatch.undo()
+    done = run_program(__file__, tmp_path / "killed", json.dumps(files), "killed")
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "results.json").exists()
     assert run_classification(settings, tmp_path / "killed") == whole
     one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
@@ -262,9 +257,24 @@ def test_tensors_that_do_not_fit_are_refused(files: dict[str, str], tmp_path: Pa
         load_classifier(folder)
 
 
+def killed(folder: Path, files: dict[str, str]) -> None:
+    """A run whose process is killed before its tenth step."""
+    step = Trainer.step
+
+    def killed_after_nine(trainer: Trainer) -> Any:
+        if trainer.state.step == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(trainer)
+
+    Trainer.step = killed_after_nine  # type: ignore[method-assign]
+    run_classification(quick(files, **INTERRUPTED), folder)
+
+
 def main() -> None:
     folder, files = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
+    if sys.argv[3:] == ["killed"]:
+        killed(folder, files)
     with init_distributed() as distributed:
         settings = quick(files, epochs=2, validation_fraction=0.2, dropout=0.0)
         assert run_classification(settings, folder, distributed) is not None
