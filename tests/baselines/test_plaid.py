@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +248,10 @@ NETWORK = DiTConfig(width=16, depth=2, heads=2, max_length=12, dropout=0.0)
 SMALL = Plaid(embedding_dim=4, schedule_width=8)
 
 
-def tiny() -> Any:
+def tiny(context_ids: tuple[int, ...] = ()) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = ModelConfig(Vocab(7, 4), NETWORK, SMALL).build().double().eval()
+        model = ModelConfig(Vocab(7, 4, context_ids=context_ids), NETWORK, SMALL).build().double().eval()
         for name, parameter in model.named_parameters():
             if not name.startswith("schedule"):
                 nn.init.normal_(parameter, std=0.02 if "lm_head" in name else 0.5)
@@ -277,7 +277,7 @@ def test_a_split_batch_gets_the_same_noise() -> None:
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-9, atol=1e-12)
 
 
-def test_padding_changes_nothing_and_prompts_are_refused() -> None:
+def test_padding_changes_nothing() -> None:
     model, x = tiny(), tokens(16, 7)
     alone = SMALL.token_nll(model, Batch(x), generator())
     padded = torch.cat([x, torch.zeros(16, 5, dtype=torch.int64)], 1)
@@ -286,8 +286,33 @@ def test_padding_changes_nothing_and_prompts_are_refused() -> None:
     assert (together[:, 7:] == 0).all()
     assert together.isfinite().all()
     assert alone.shape == (16, 7)
-    with pytest.raises(ValueError, match="no likelihood given a prompt: leave it out"):
-        SMALL.token_nll(model, Batch(x, prompt_mask=torch.arange(7).expand(16, -1) < 2), generator())
+
+
+def test_given_tokens_are_read_without_noise() -> None:
+    """Their own noise changes nothing, they cost nothing, and what they are changes what the others cost."""
+    model, x = tiny(), tokens(16, 7)
+    given = torch.arange(7).expand(16, -1) < 3
+    batch = Batch(x, prompt_mask=given)
+    rows = SMALL._divide(batch, generator())
+    terms = SMALL.row_terms(model, batch, rows)
+    for term in (terms.reconstruction, terms.diffusion, terms.prior):
+        assert (term[given] == 0).all()
+    other = SMALL.row_terms(model, batch, replace(rows, eps=rows.eps + 5 * given[..., None]))
+    torch.testing.assert_close(other.diffusion, terms.diffusion)
+    changed = SMALL.row_terms(model, replace(batch, tokens=torch.where(given, 3 - x.clamp(max=3), x)), rows)
+    assert not torch.allclose(changed.diffusion, terms.diffusion)
+    torch.testing.assert_close(changed.prior, terms.prior)
+
+
+def test_letters_that_are_only_context_are_given() -> None:
+    """N in DNA: no loss is counted on it, and it is not noised."""
+    model, x = tiny(context_ids=(1,)), tokens(16, 7)
+    x[:, 2] = 1
+    nats = SMALL.token_nll(model, Batch(x), generator())
+    assert (nats[x == 1] == 0).all()
+    assert nats[:, 1].ne(0).any()
+    batch = Batch(x, prompt_mask=x == 1)
+    torch.testing.assert_close(SMALL.token_nll(tiny(), batch, generator()), nats)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])

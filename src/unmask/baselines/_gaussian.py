@@ -175,3 +175,9 @@ def token_embeddings(
     if detached is None:
         return embeddings
     return torch.where(detached[:, None, None], embeddings.detach(), embeddings)
+
+
+def noiseless(embeddings: Float64[Tensor, "B L e"], noise: NoiseAt) -> Float64[Tensor, "B L e"]:
+    """z at which the network reads sqrt(e) E_x at every time, as it does of a token without noise."""
+    dim = embeddings.shape[-1]
+    return embeddings * (noise.alpha.square() + dim * noise.sigma.square()).sqrt()[..., None]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unmask.baselines._bound import Rows, Terms
 from unmask.baselines._denoiser import unwrap
-from unmask.baselines._gaussian import GaussianDiffusion, GaussianState, prior_nats, token_embeddings
+from unmask.baselines._gaussian import GaussianDiffusion, GaussianState, noiseless, prior_nats, token_embeddings
 from unmask.baselines._noise import BlockNoise, row_seeds, seeded_normal
 from unmask.baselines._plaid_denoiser import EVAL_SHARE, PlaidDenoiser
 from unmask.diffusion.categorical import SamplingParams
@@ -91,7 +91,8 @@ class Plaid(Objective):
         return subs(logits, vocab)
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
-        rows = self._divide(batch.checked(denoiser.vocab), generator)
+        batch = batch.checked(denoiser.vocab)
+        rows = self._divide(batch, generator)
         return self.row_terms(denoiser, batch, rows).nats(rows)
 
     def training_loss(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> LossSum:
@@ -99,14 +100,13 @@ class Plaid(Objective):
         model = unwrap(denoiser, PlaidDenoiser)
         if batch.resolved_global_batch_size < 2:
             raise ValueError("Plaid divides a batch into rows for its two terms: set batch_size to 2 or more")
-        rows = self._divide(batch.checked(denoiser.vocab), generator, model.reconstruction_share)
+        batch = batch.checked(denoiser.vocab)
+        rows = self._divide(batch, generator, model.reconstruction_share)
         terms = self.row_terms(denoiser, batch, rows)
         return LossSum(terms.nats(rows).sum(), batch.loss_mask.sum(), terms.moments(rows, batch.loss_mask))
 
     def _divide(self, batch: Batch, generator: torch.Generator, training_share: float | None = None) -> Rows:
         """Which term each row pays: by a random order of the rows of the global batch, so that no row is special."""
-        if batch.prompt_mask is not None and bool(batch.prompt_mask.any()):
-            raise ValueError("Plaid noises whole texts, so there is no likelihood given a prompt: leave it out")
         parts = [
             self._divide_group(part, part_generator, training_share)
             for part, part_generator in batch.split_by_noise(generator)
@@ -147,7 +147,7 @@ class Plaid(Objective):
         return index % every == 0 if in_training else torch.ones_like(index, dtype=torch.bool)
 
     def row_terms(self, denoiser: DenoiserLike, batch: Batch, rows: Rows) -> Terms:
-        """The three terms of the bound at the rows' times and noise.
+        """The three terms of the bound at the rows' times and noise. Prompts, and N in DNA, are read without noise.
 
         Gradients: rows that are self-conditioned train the network alone. The schedule's network gets 2 x (a row's
         diffusion term) times its gradient, which is that of the squared term: it minimizes the variance, and all
@@ -164,6 +164,8 @@ class Plaid(Objective):
             matrix = model.embedding()
             clean = token_embeddings(matrix, batch.tokens, detached).double()
             z = noise.alpha[..., None] * clean + noise.sigma[..., None] * rows.eps
+            if batch.prompt_mask is not None:
+                z = torch.where(batch.prompt_mask[..., None], noiseless(clean, noise), z)
         state = GaussianState(z, torch.zeros_like(z), noise, detached)
         everywhere = Queries.everywhere(batch.tokens.shape, batch.tokens.device)
         call = _call(denoiser)
