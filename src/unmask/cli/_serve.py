@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from unmask.cli._arguments import AllowCodeFlag, ModelPath, load_model
-from unmask.cli._generate import DtypeName, set_dtype
+from unmask.cli._generate import set_dtype
+from unmask.cli._generation_options import DtypeName
 from unmask.serve.limits import Limits
 from unmask.serve.onednn import limit_onednn_caches
 
