@@ -16,6 +16,9 @@ _ERROR = "error"
 class Task(Protocol):
     """What requests are, and how they are answered."""
 
+    max_tokens: int
+    """Tokens of a batch."""
+
     def parse(self, line: Line) -> Sequence[Item]:
         """The sequences that a line asks for; ValueError if the line is wrong."""
         ...

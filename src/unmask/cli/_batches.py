@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unmask import __version__
 from unmask.batches import (
@@ -38,12 +38,6 @@ _STANDARD = Path("-")
 _MAX_SHOWN_ERRORS = 10
 
 
-class RequestTask(Task, Protocol):
-    """A task that says how large its batches are."""
-
-    max_tokens: int
-
-
 @dataclass(frozen=True)
 class FileCommand:
     """A command on a file of requests."""
@@ -53,7 +47,7 @@ class FileCommand:
     settings: Mapping[str, Any]
     """The options that answers depend on, by the names that an error message gives them."""
     seed: int
-    make_task: Callable[[LanguageModel], RequestTask]
+    make_task: Callable[[LanguageModel], Task]
     set_dtype: Callable[[LanguageModel, str | None], str]
     """Choose a precision, or the one that the run began with; returns it."""
     complete: Callable[[RequestFile, list[dict[str, Any]]], None] = lambda requests, answers: None

@@ -25,7 +25,7 @@ from unmask.cli._generation_options import DtypeName, GenerationOptions
 from unmask.cli._signature import Inline
 
 if TYPE_CHECKING:
-    from unmask.cli._batches import RequestTask
+    from unmask.batches import Task
     from unmask.model import LanguageModel, Samples
     from unmask.sampling import Sampler
     from unmask.types import Tokens
@@ -165,7 +165,7 @@ def _answer_file(
     options: GenerationOptions,
     as_json: bool,
     allow_code: bool,
-    make_task: Callable[[LanguageModel, GenerationOptions], RequestTask],
+    make_task: Callable[[LanguageModel, GenerationOptions], Task],
     **settings: object,
 ) -> None:
     """Answer the requests of a file; `settings` are options that only one command has."""

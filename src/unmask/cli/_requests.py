@@ -24,6 +24,13 @@ from unmask.sampling import SAMPLERS, Sampler
 from unmask.sampling.canvas import Template, parse_template
 
 _MAX_TEXTS_PER_LINE = 10_000
+_MAX_BATCH_TOKENS = 1 << 12
+"""More at once are not faster, and more would be lost if the process were killed."""
+_MIN_BATCH_TOKENS = 1 << 8
+_MAX_CPU_WORK = 1 << 40
+"""Tokens times parameters of a network call on a CPU: seconds."""
+_SCORED_SHARE = 4
+"""A text that is scored is read many times, so that so much fewer tokens are a batch."""
 _MAX_SEED = 2**62
 _RequestT = TypeVar("_RequestT")
 
@@ -96,14 +103,19 @@ def _refuse_mask(lm: LanguageModel, ids: Sequence[int]) -> None:
         )
 
 
+def _batch_tokens(lm: LanguageModel) -> int:
+    """Tokens of a batch: fewer for a large network on a CPU, where small batches are as fast."""
+    if lm.device.type != "cpu":
+        return _MAX_BATCH_TOKENS
+    num_parameters = sum(parameter.numel() for parameter in lm.denoiser.parameters())
+    return max(min(_MIN_BATCH_TOKENS, _MAX_BATCH_TOKENS), min(_MAX_BATCH_TOKENS, _MAX_CPU_WORK // num_parameters))
+
+
 class _GenerationTask:
     """What infilling and completing share: a sampler and guidance for each combination of options."""
 
-    max_tokens = 1 << 12
-    """Tokens of a batch."""
-
     def __init__(self, lm: LanguageModel, options: GenerationOptions) -> None:
-        self.lm, self.options = lm, options
+        self.lm, self.options, self.max_tokens = lm, options, _batch_tokens(lm)
         self._built: dict[GenerationOptions, tuple[Sampler, Guidance | None]] = {}
         self._build(replace(options, n=1, seed=0))  # an option that is wrong for the model is not the lines' fault
 
@@ -234,11 +246,9 @@ class CompletionTask(_GenerationTask):
 class ScoreTask:
     """`unmask score --input`; with `top`, also the tokens of the most nats."""
 
-    max_tokens = 1 << 11
-    """Tokens of a batch, each of which is drawn many times."""
-
     def __init__(self, lm: LanguageModel, config: ScoreConfig, prompt: str, top: int | None) -> None:
         self.lm, self.config, self.prompt, self.top = lm, config, prompt, top
+        self.max_tokens = max(1, _batch_tokens(lm) // _SCORED_SHARE)
 
     def parse(self, line: Line) -> list[Item]:
         request = _read(ScoreRequest, line)

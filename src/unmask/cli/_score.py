@@ -55,8 +55,8 @@ def score(
       unmask score runs/demo/model --input questions.jsonl --output scores.jsonl --top 3
       unmask score runs/demo/model - < my_text.txt
 
-    A line of --input is {"text": " 4", "prompt": "2 + 2 ="}, with draws or a seed of its own if it has any; line i without
-    a seed has seed + i - 1. Its score is the same as alone with that seed.
+    A line of --input is {"text": " 4", "prompt": "2 + 2 ="}, with draws or a seed of its own if it has any. Line i
+    without a seed has seed + i - 1, and the same score as alone with that seed.
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.
