@@ -2,10 +2,10 @@
 
     python -m benchmarks.batches [MODEL] [--templates 10000] [--served 2000] [--clients 16] [--quick]
 
-Both sides get the same short templates, steps and sampler, in turns in one run. The command is a process of its own, and
-its time includes starting Python, loading the model, reading the file and writing the answers; the second figure is
-without the start, which is measured by a file of one template. The server is running already; its clients are threads
-with one connection each.
+Both sides get the same short templates, steps and sampler, in turns in one run. The command is a process of its own,
+and its time includes starting Python, loading the model, reading the file and writing the answers; the second figure
+is without the start, which is measured by a file of one template. The server is running already; its clients are
+threads with one connection each.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unmask.batches import read_requests
 from unmask.batches import _lines as lines
+from unmask.batches import read_requests
 
 
 def test_bad_lines_do_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

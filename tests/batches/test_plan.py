@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +38,7 @@ def test_batches_are_as_full_as_their_neighbours_allow(items: list[Item], max_to
         by_group.setdefault(items[batch[0]].group, []).append(batch)
     for batches in by_group.values():
         ordered = sorted(batches, key=lambda batch: (-items[batch[0]].length, -items[batch[0]].work, batch[0]))
-        for one, following in zip(ordered, ordered[1:], strict=False):
+        for one, following in itertools.pairwise(ordered):
             longest, other = items[one[0]].length, items[following[0]].length
             assert (len(one) + 1) * longest > max_tokens or longest - other > max(8, longest / 8)
 

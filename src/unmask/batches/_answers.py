@@ -62,8 +62,8 @@ class AnswerFile:
 
     def __init__(self, path: Path, rank: int = 0) -> None:
         self.path, self.rank = path, rank
-        self.folder = path.with_name(f"{path.name}.partial")
-        self._manifest = path.with_name(f"{path.name}.{_MANIFEST}")
+        self.folder = path.parent / f"{path.name}.partial"
+        self._manifest = path.parent / f"{path.name}.{_MANIFEST}"
         self._journal = self.folder / f"rank-{rank}.jsonl"
 
     def check_path(self) -> None:

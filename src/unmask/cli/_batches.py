@@ -50,7 +50,7 @@ class FileCommand:
     make_task: Callable[[LanguageModel], Task]
     set_dtype: Callable[[LanguageModel, str | None], str]
     """Choose a precision, or the one that the run began with; returns it."""
-    complete: Callable[[RequestFile, list[dict[str, Any]]], None] = lambda requests, answers: None
+    complete: Callable[[RequestFile, list[dict[str, Any]]], None] = lambda *_: None
     """Add to the answers what depends on all of them, and print what is to be told."""
     allow_code: bool = False
     both_strands: bool = False
