@@ -29,6 +29,7 @@ from unmask.batches import (
 from unmask.cli._arguments import FileOptions, load_distributed, model_fingerprint
 from unmask.cli._progress import progress
 from unmask.distributed import Distributed
+from unmask.hardware.onednn import limit_onednn_caches
 from unmask.model import LanguageModel
 from unmask.provenance import collect_provenance
 
@@ -58,6 +59,7 @@ class FileCommand:
     def run(self) -> None:
         """Answer all requests; exits with `EXIT_SOME_FAILED` if some of them were wrong."""
         check_files(self.files)
+        limit_onednn_caches()
         requests = read_requests(self.files.input or _STANDARD)
         with load_distributed(self.model, self.allow_code, self.both_strands) as (lm, _):
             num_failed = _FileRun(self, requests, lm).run()
