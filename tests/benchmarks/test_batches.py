@@ -11,6 +11,7 @@ from benchmarks import batches
 from unmask import MDLM, DiTConfig, LanguageModel, Tokenizer, save
 
 
+@pytest.mark.slow
 def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lm = LanguageModel.from_config(DiTConfig(width=16, depth=1, heads=2, max_length=128), MDLM(), Tokenizer.bytes())
     save(lm, tmp_path / "model")

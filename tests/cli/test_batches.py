@@ -257,6 +257,7 @@ def test_what_is_written_is_not_overwritten(model: str, command: Command, tmp_pa
         (["infill", "--input", "."], "Is a directory"),
         (["infill", "--input", "in.jsonl", "--output", "."], "is a folder"),
         (["infill", "--input", "in.jsonl", "--output", "no/out.jsonl"], "there is no folder no"),
+        (["infill", "--input", "in.jsonl", "--output", "in.jsonl", "--restart"], "in.jsonl is --input as well"),
         (["score", "--input", "in.jsonl", "--draws", "3"], "draws must be at least 16"),
         (["score", "--input", "in.jsonl"], "in.jsonl has no line that can be answered: line 1: the request has"),
         (["infill", "--input", "in.jsonl", "--steps", "0"], "steps"),
@@ -273,6 +274,46 @@ def test_refusals_change_nothing(
     assert told in done.err
     assert done.err.count("\n") == 1
     assert [each.name for each in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_option_that_fails_for_every_line_is_refused(
+    model: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a sampler for another process than the model's, which is found when it begins."""
+
+    def run(*_: Any) -> None:
+        raise ValueError("this sampler is for another process")
+
+    monkeypatch.setattr(_requests.InfillTask, "run", run)
+    source = write(tmp_path / "in.jsonl", {"template": "a<mask:2>"}, {"template": "b<mask:2>"}, "{")
+    done = command("infill", model, "--input", source, "--output", str(tmp_path / "out.jsonl"))
+    assert (done.code, done.out) == (2, "")
+    assert "no line that can be answered: line 1: this sampler is for another process" in done.err
+    assert [each.name for each in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_interruption_keeps_what_is_done(
+    model: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", *({"template": each} for each in templates())), tmp_path / "out.jsonl"
+    request, inner = (
+        ("infill", model, "--input", source, "--output", str(out), "--steps", "4"),
+        _requests.InfillTask.run,
+    )
+    batches: list[int] = []
+
+    def run(self: Any, items: Any) -> Any:
+        batches.append(len(items))
+        if len(batches) == 3:
+            raise KeyboardInterrupt
+        return inner(self, items)
+
+    monkeypatch.setattr(_requests.InfillTask, "run", run)
+    stopped = command(*request)
+    assert (stopped.code, stopped.err) == (130, "unmask: give the same command again to go on\n")
+    done = command(*request)
+    assert (done.code, "going on after 2 of " in done.err) == (0, True)
+    assert sum(batches) == len(answers(out)) + batches[2]  # only the batch that was interrupted is computed again
 
 
 def test_special_tokens_in_texts_of_a_file_are_plain_text(tmp_path: Path, command: Command) -> None:

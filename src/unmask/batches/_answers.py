@@ -43,6 +43,10 @@ class Answers(Protocol):
         """Keep the results of a batch."""
         ...
 
+    def discard(self) -> None:
+        """Forget all results."""
+        ...
+
 
 class AnswersInMemory:
     """Results that are lost with the process: for answers that go to standard output."""
@@ -55,6 +59,9 @@ class AnswersInMemory:
 
     def append(self, batch: int, results: Sequence[Any]) -> None:
         self._results[batch] = results
+
+    def discard(self) -> None:
+        self._results.clear()
 
 
 class AnswerFile:
@@ -131,6 +138,9 @@ class AnswerFile:
             file.write(record.encode())
             file.flush()
             os.fsync(file.fileno())
+
+    def discard(self) -> None:
+        shutil.rmtree(self.folder)
 
     def repair(self) -> None:
         """Cut off what a killed process or a full disk has left of a line of this rank's journal."""

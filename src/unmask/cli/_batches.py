@@ -71,6 +71,8 @@ def check_files(files: FileOptions) -> None:
     """Refuse files that cannot be used, before the model is loaded."""
     if files.output != _STANDARD:
         AnswerFile(files.output).check_path()
+        if files.input is not None and files.input.resolve() == files.output.resolve():
+            raise ValueError(f"{files.output} is --input as well: --output must be another file")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and _STANDARD in (files.input, files.output):
         raise ValueError("the ranks of torchrun share files, not standard input and output: name --input and --output")
 
@@ -83,9 +85,7 @@ class _FileRun:
         alone = lm.with_plain_text().distribute(Distributed(device=self.ranks.device))
         self.task = command.make_task(alone)
         self.items, self.errors = parse_lines(self.task, requests.lines)
-        if not self.items:
-            number, error = next(iter(self.errors.items()))
-            raise ValueError(f"{requests.name} has no line that can be answered: line {number}: {error}")
+        self._refuse_if_all(self.errors)
         self.plan = plan_batches(self.items, self.task.max_tokens)
 
     def run(self) -> int:
@@ -106,7 +106,11 @@ class _FileRun:
             if self.ranks.is_main and "dtype" not in noted:
                 file.note(identity, dtype=dtype)
             file.repair()
-            answers, failed = self._answer(file)
+            try:
+                answers, failed = self._answer(file)
+            except KeyboardInterrupt:
+                print("unmask: give the same command again to go on", file=sys.stderr)
+                raise
             if self.ranks.is_main:
                 file.write(_to_lines(answers), self._summary(dtype, len(failed)))
                 print(output)
@@ -155,9 +159,17 @@ class _FileRun:
         if not self.ranks.is_main:
             return [], {}
         answers, failed = answer_lines(self.task, self.requests.lines, self.items, self.plan, store.read(), self.errors)
+        if len(failed) == len(answers):
+            store.discard()
+        self._refuse_if_all(failed)
         _print_errors({number: error for number, error in failed.items() if number not in self.errors})
         self.command.complete(self.requests, answers)
         return answers, failed
+
+    def _refuse_if_all(self, failed: Mapping[int, str]) -> None:
+        if len(failed) == len(self.requests.lines):
+            number, error = min(failed.items())
+            raise ValueError(f"{self.requests.name} has no line that can be answered: line {number}: {error}")
 
     def _identity(self) -> dict[str, Any]:
         """All that answers depend on."""

@@ -247,6 +247,8 @@ class ScoreTask:
     """`unmask score --input`; with `top`, also the tokens of the most nats."""
 
     def __init__(self, lm: LanguageModel, config: ScoreConfig, prompt: str, top: int | None) -> None:
+        if lm.objective.why_no_likelihood is not None:
+            raise ValueError(lm.objective.why_no_likelihood)
         self.lm, self.config, self.prompt, self.top = lm, config, prompt, top
         self.max_tokens = max(1, _batch_tokens(lm) // _SCORED_SHARE)
 
