@@ -5,7 +5,8 @@
 Both sides get the same short templates, steps and sampler, in turns in one run. The command is a process of its own,
 and its time includes starting Python, loading the model, reading the file and writing the answers; the second figure
 is without the start, which is measured by a file of one template. The server is running already; its clients are
-threads with one connection each.
+threads with one connection each. Tokens per second of processor time, of the server's process and of the command,
+hardly depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -22,6 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +59,30 @@ def _hole_lengths(template: str) -> list[str]:
     return [part.split(">")[0] for part in template.split("<mask:")[1:]]
 
 
-def time_command(model: str, templates: Sequence[dict[str, Any]], folder: Path) -> tuple[float, list[str]]:
-    """Seconds of the command, and the texts."""
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one side: on the clock, and of processor time."""
+
+    elapsed: float
+    processor: float
+
+
+def time_command(model: str, templates: Sequence[dict[str, Any]], folder: Path) -> tuple[Timing, list[str]]:
+    """The time of the command, and the texts."""
     requests, answers = folder / "requests.jsonl", folder / "answers.jsonl"
     requests.write_text("".join(json.dumps(template) + "\n" for template in templates))
     command = [sys.executable, "-m", "unmask", "infill", model]
-    start = time.perf_counter()
+    start, before = time.perf_counter(), os.times()
     subprocess.run(
         [*command, "--input", str(requests), "--output", str(answers), "--restart"], check=True, capture_output=True
     )
-    seconds = time.perf_counter() - start
-    return seconds, [json.loads(line)["results"][0]["text"] for line in answers.read_text().splitlines()]
+    seconds, after = time.perf_counter() - start, os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return Timing(seconds, used), [json.loads(line)["results"][0]["text"] for line in answers.read_text().splitlines()]
 
 
-def time_server(url: str, templates: Sequence[dict[str, Any]], clients: int) -> tuple[float, list[str]]:
-    """Seconds of all clients together, and the texts."""
+def time_server(url: str, pid: int, templates: Sequence[dict[str, Any]], clients: int) -> tuple[Timing, list[str]]:
+    """The time of all clients together, and the texts."""
     place, opened = threading.local(), list[http.client.HTTPConnection]()
 
     def ask(body: dict[str, Any]) -> str:
@@ -81,13 +93,19 @@ def time_server(url: str, templates: Sequence[dict[str, Any]], clients: int) -> 
         place.connection.request("POST", "/v1/infill", json.dumps(body), headers)
         return str(json.load(place.connection.getresponse())["results"][0]["text"])
 
-    start = time.perf_counter()
+    start, before = time.perf_counter(), _processor_seconds(pid)
     with ThreadPoolExecutor(clients) as pool:
         texts = list(pool.map(ask, templates))
-    seconds = time.perf_counter() - start
+    timing = Timing(time.perf_counter() - start, _processor_seconds(pid) - before)
     for connection in opened:
         connection.close()
-    return seconds, texts
+    return timing, texts
+
+
+def _processor_seconds(pid: int) -> float:
+    """Processor time of a process, as Linux reports it."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -111,24 +129,27 @@ def main() -> None:
             save(LanguageModel.from_config(recipe.backbone, recipe.objective, Tokenizer.bytes()), model)
         templates = make_templates(args.templates, args.steps)
         served = templates[: args.served]
-        with running_server(model) as (url, _):
-            time_server(url, served[:16], args.clients)
-            ratios = []
+        with running_server(model) as (url, pid):
+            time_server(url, pid, served[:16], args.clients)
+            ratios, efforts = [], []
             for _ in range(args.repeats):
-                seconds, expected = time_server(url, served, args.clients)
+                there, expected = time_server(url, pid, served, args.clients)
                 start, _ = time_command(model, templates[:1], folder)
-                whole, texts = time_command(model, templates, folder)
-                there, here = num_tokens(served) / seconds, num_tokens(templates) / whole
-                running = num_tokens(templates) / max(1e-9, whole - start)
+                here, texts = time_command(model, templates, folder)
                 same = statistics.mean(a == b for a, b in zip(expected, texts, strict=False))
-                ratios.append(here / there)
+                asked, filled = num_tokens(served), num_tokens(templates)
+                ratios.append(filled / here.elapsed / (asked / there.elapsed))
+                efforts.append(filled / here.processor / (asked / there.processor))
+                running = filled / max(1e-9, here.elapsed - start.elapsed)
                 print(
-                    f"server, {args.clients} clients: {there:,.0f} tokens/s; file of {len(templates):,}: {here:,.0f}"
-                    f" tokens/s ({running:,.0f} after the start of {start:.1f} s): {here / there:.1f}x;"
-                    f" {same:.1%} of the texts are the same",
+                    f"server, {args.clients} clients: {asked / there.elapsed:,.0f} tokens/s"
+                    f" ({asked / there.processor:,.0f} per second of processor time); file of {len(templates):,}:"
+                    f" {filled / here.elapsed:,.0f} tokens/s ({filled / here.processor:,.0f}), {running:,.0f} after"
+                    f" the start of {start.elapsed:.1f} s; {same:.1%} of the texts are the same",
                     flush=True,
                 )
-            print(f"ratio {statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
+            for name, found in (("tokens/s", ratios), ("tokens per second of processor time", efforts)):
+                print(f"{name}: {statistics.median(found):.1f}x ({min(found):.1f} to {max(found):.1f})")
 
 
 if __name__ == "__main__":

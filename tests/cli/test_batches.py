@@ -296,10 +296,8 @@ def test_an_interruption_keeps_what_is_done(
     model: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = write(tmp_path / "in.jsonl", *({"template": each} for each in templates())), tmp_path / "out.jsonl"
-    request, inner = (
-        ("infill", model, "--input", source, "--output", str(out), "--steps", "4"),
-        _requests.InfillTask.run,
-    )
+    request = ("infill", model, "--input", source, "--output", str(out), "--steps", "4")
+    inner = _requests.InfillTask.run
     batches: list[int] = []
 
     def run(self: Any, items: Any) -> Any:
@@ -366,10 +364,10 @@ def test_kill_9_and_ranks_change_nothing(name: str, model: str, many: Path, tmp_
     assert work(name, model, many, whole).returncode == expected
     lines = [number for number, line in enumerate((many / f"{name}.jsonl").read_text().splitlines(), start=1) if line]
     assert [answer["line"] for answer in answers(whole)] == lines
+    assert work(name, model, many, out, 1, "between", ranks=2).returncode == -9
     assert work(name, model, many, out, 1, "within").returncode == -9
     assert not out.exists()
-    assert len((tmp_path / "out.jsonl.partial" / "rank-0.jsonl").read_bytes().splitlines()) == 2  # the second is torn
-    assert work(name, model, many, out, 1, "between", ranks=2).returncode == -9
+    assert len((tmp_path / "out.jsonl.partial" / "rank-0.jsonl").read_bytes().splitlines()) == 3  # the last is torn
     assert work(name, model, many, out, -1, "end").returncode == -9
     done = work(name, model, many, out)
     assert (done.returncode, "going on after" in done.stderr) == (expected, True)
