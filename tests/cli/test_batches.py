@@ -19,6 +19,9 @@ import unmask
 from processes import run_program
 from unmask.backbones.dit import LlamaBlock
 from unmask.cli import _progress, _requests
+from unmask.objectives import Objective
+from unmask.sampling import Sampler
+from unmask.sampling.uniform import UniformAncestral
 
 Command = Callable[..., Any]
 WORKER = Path(__file__).parents[1] / "batches_worker.py"
@@ -147,6 +150,43 @@ def test_texts_are_scored_as_alone_and_ranked(model: str, command: Command, tmp_
     shown = [line for line in done.out.splitlines() if line.startswith("line ")]
     assert [int(line.split(":")[0].split()[1]) for line in shown] == [answer["line"] for answer in ranked[:2]]
     assert done.out.count(" nats  ") == sum(len(answer["top_tokens"]) for answer in ranked[:2])
+
+
+@pytest.mark.parametrize(
+    ("objective", "sampler", "options"),
+    [
+        (unmask.NextToken(), None, []),
+        (unmask.UniformDiffusion(), UniformAncestral(3), ["--steps", "3"]),
+        (unmask.BlockDiffusion(), None, []),
+    ],
+)
+def test_models_of_other_kinds(
+    objective: Objective, sampler: Sampler | None, options: list[str], command: Command, tmp_path: Path
+) -> None:
+    """Texts of different lengths, some longer than the model, which share calls or do not: each as alone."""
+    causal = isinstance(objective, unmask.NextToken)
+    backbone = unmask.DiTConfig(width=16, depth=1, heads=2, max_length=16, dropout=0.0, causal=causal)
+    lm = unmask.LanguageModel.from_config(backbone, objective, unmask.Tokenizer.characters("abcd"))
+    model = str(unmask.save(lm, tmp_path / "model"))
+    asked = ["a<mask:3>", "<mask:2>b", "ab<mask:2>cd<mask>", "abcd" * 3 + "<mask:4>", "abcd" * 5 + "<mask:2>a"]
+    source = write(tmp_path / "in.jsonl", *({"template": each} for each in asked))
+    filled = [json.loads(line) for line in command("infill", model, "--input", source, *options).out.splitlines()]
+    lm = unmask.load(model)
+    alone = [lm.infill(each, seed=number, sampler=sampler).text for number, each in enumerate(asked)]
+    assert [answer["results"][0]["text"] for answer in filled] == alone
+    prompts = ["a", "", "abc", "abcd" * 5]
+    source = write(tmp_path / "in.jsonl", *({"prompt": each} for each in prompts))
+    done = command("complete", model, "--input", source, "--length", "5", *options)
+    alone = [lm.complete([each], 5, seed=number, sampler=sampler).text for number, each in enumerate(prompts)]
+    assert [json.loads(line)["choices"][0]["text"] for line in done.out.splitlines()] == alone
+
+
+def test_a_model_without_likelihood_is_refused(command: Command, tmp_path: Path) -> None:
+    backbone = unmask.DiTConfig(width=16, depth=1, heads=2, max_length=16, dropout=0.0)
+    lm = unmask.LanguageModel.from_config(backbone, unmask.SSDLM(), unmask.Tokenizer.characters("abcd"))
+    source = write(tmp_path / "in.jsonl", {"text": "ab"})
+    refused = command("score", str(unmask.save(lm, tmp_path / "model")), "--input", source)
+    assert (refused.code, refused.err.startswith("unmask: SSD-LM has no likelihood")) == (2, True)
 
 
 def test_the_most_surprising_of_texts_on_the_command_line(model: str, command: Command) -> None:
@@ -373,6 +413,19 @@ def test_kill_9_and_ranks_change_nothing(name: str, model: str, many: Path, tmp_
     assert (done.returncode, "going on after" in done.stderr) == (expected, True)
     assert out.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_full_disk_loses_nothing(model: str, many: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert work("complete", model, many, whole).returncode == 0
+    full = work("complete", model, many, out, where="full")
+    assert full.returncode == 2
+    assert "cannot be written: File too large" in full.stderr
+    journal = (tmp_path / "out.jsonl.partial" / "rank-0.jsonl").read_bytes()
+    assert (len(journal), journal.count(b"\n") > 0, journal.endswith(b"\n")) == (1000, True, False)
+    done = work("complete", model, many, out)
+    assert (done.returncode, "going on after" in done.stderr) == (0, True)
+    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_two_ranks_write_the_file_of_one(model: str, many: Path, tmp_path: Path) -> None:
