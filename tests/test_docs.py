@@ -60,6 +60,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(60)]
     questions = [{"prompt": pair["prompt"], "text": pair["completion"]} for pair in pairs[:3]]
     (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    templates = [{"template": f"{n} + 1 =<mask:{1 + n % 3}>", "seed": n} for n in range(12)]
+    (folder / "templates.jsonl").write_text("".join(json.dumps(template) + "\n" for template in templates))
+    prompts = [{"prompt": pair["prompt"]} for pair in pairs[:4]]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     renamed = [{"question": pair["prompt"], "reply": pair["completion"]} for pair in pairs]
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))

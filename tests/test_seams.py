@@ -16,7 +16,7 @@ import pytest
 import unmask
 from unmask import BACKBONES, OBJECTIVES, PROCESS_SAMPLERS, ROW_LAYOUTS, SAMPLERS, SCHEDULES
 from unmask.cli import command_function
-from unmask.cli._generate import GenerationOptions
+from unmask.cli._generation_options import GenerationOptions
 from unmask.cli._help import help_text
 from unmask.cli._signature import field_docstrings
 from unmask.config import external_kinds, field_types, from_json, override, to_json

@@ -14,7 +14,7 @@ import json
 import reprlib
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from numbers import Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -286,9 +286,14 @@ def _identity(cls: Any) -> Any:
 def field_types(cls: Any) -> dict[str, Any]:
     """The types of a dataclass's fields."""
     try:
-        return get_type_hints(cls)
+        return _type_hints(cls)
     except NameError as error:
         raise ValueError(f"the fields of {cls.__name__} cannot be read: {error}") from None
+
+
+@cache
+def _type_hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _validate_field(cls: Any, name: str, where: str) -> None:

@@ -206,31 +206,7 @@ def test_score_after_a_prompt(random_model: str, command: Callable[..., Any]) ->
     assert (found["prompt"], found["text"], found["tokens"]) == ("ab", "c", 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("requests.jsonl", '{"prompt": "ab", "text": "c"}\n\n{"prompt": "", "text": "a b"}\n'),
-        ("requests.csv", "text,prompt\nc,ab\na b,\n"),
-    ],
-)
-def test_score_a_table_of_requests(
-    name: str, content: str, random_model: str, command: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(content)
-    found = json.loads(command("score", random_model, "--requests", str(tmp_path / name), "--json").out)["scores"]
-    expected = unmask.load(random_model).score(["c", "a b"], ["ab", ""])
-    nats = [each.nats_per_token for each in expected.per_text]
-    assert [row["nats_per_token"] for row in found] == pytest.approx(nats, rel=1e-5)
-
-
-def test_score_without_a_text_is_refused(random_model: str, command: Callable[..., Any], tmp_path: Path) -> None:
-    def refusal(*arguments: str) -> str:
-        done = command("score", random_model, *arguments)
-        assert (done.code, done.out) == (2, "")
-        return str(done.err)
-
-    assert "give texts, or a table with --requests" in refusal()
-    (tmp_path / "a.txt").write_text("abc")
-    assert "must be a table, as in requests.jsonl" in refusal("--requests", str(tmp_path / "a.txt"))
-    (tmp_path / "b.jsonl").write_text('{"prompt": "ab"}\n')
-    assert "has no field 'prompt' and 'text' or 'text'" in refusal("--requests", str(tmp_path / "b.jsonl"))
+def test_score_without_a_text_is_refused(random_model: str, command: Callable[..., Any]) -> None:
+    done = command("score", random_model)
+    assert (done.code, done.out) == (2, "")
+    assert "give texts, or a file of requests with --input" in done.err

@@ -12,7 +12,7 @@ import pytest
 
 import unmask
 from unmask.cli import _generate as writing
-from unmask.cli._generate import GenerationOptions, _MeasureName, _RemaskingName
+from unmask.cli._generation_options import GenerationOptions, _MeasureName, _RemaskingName
 from unmask.sampling import (
     SAMPLERS,
     Blockwise,

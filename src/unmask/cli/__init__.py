@@ -55,7 +55,8 @@ Commands:
 `source <(unmask completion bash)` completes commands, options and names (bash, zsh or fish).
 
 Exit codes: 0 success; 1 failure; 2 bad input, explained in one sentence; 3 training was stopped by a signal
-(run the same command again to resume); 130 interrupted. UNMASK_TRACEBACK=1 shows the traceback of a failure."""
+(run the same command again to resume); 4 some lines of --input failed; 130 interrupted.
+UNMASK_TRACEBACK=1 shows the traceback of a failure."""
 
 _EXIT_INTERRUPTED, _EXIT_BROKEN_PIPE = 130, 141
 """As in shells: 128 plus the number of the signal."""

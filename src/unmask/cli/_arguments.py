@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from unmask.cli._signature import Option, Positional
+from unmask.cli._signature import Inline, Option, Positional
 from unmask.registry import build, resolve
 
 if TYPE_CHECKING:
@@ -32,6 +33,33 @@ ResultsPath = Annotated[
     Path | None, Option(help="Also write a JSON file: figures, command, versions, seed, data hashes.")
 ]
 
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Requests in a file in place of texts on the command line."""
+
+    input: Path | None = None
+    """Answer the requests of this file, one JSON object per line; - reads standard input."""
+    output: Path = Path("-")
+    """Where the answers go, one JSON object for each line of --input, in its order; the same command goes on after an
+    interruption. By default - for standard output, which cannot be gone on with."""
+    restart: bool = False
+    """Begin anew where --output has answers already, complete or not."""
+
+    def refuse_unused(self) -> None:
+        """ValueError if options of files are given without a file."""
+        if self.output != FileOptions.output or self.restart:
+            raise ValueError("--output and --restart are for the requests of a file: name one with --input")
+
+    def refuse_others(self, **given: object) -> None:
+        """ValueError if something else is given that a file of requests replaces, by the name of the option."""
+        for name, value in given.items():
+            if value:
+                shown = name.upper() if name.isupper() else f"--{name.replace('_', '-')}"
+                raise ValueError(f"{shown} cannot be combined with --input, whose lines say what is asked for")
+
+
+InlineFileOptions = Annotated[FileOptions, Inline()]
 
 AllowCodeFlag = Annotated[
     bool,

@@ -26,7 +26,7 @@ from unmask.cli._arguments import (
     warn_if_imprecise,
     write_results,
 )
-from unmask.cli._generate import SAMPLER_OPTION, make_sampler
+from unmask.cli._generation_options import SAMPLER_OPTION, make_sampler
 from unmask.report.formatting import format_estimate, print_table
 
 if TYPE_CHECKING:

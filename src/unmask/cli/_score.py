@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unmask.cli._arguments import (
     AllowCodeFlag,
     BothStrandsFlag,
+    FileOptions,
+    InlineFileOptions,
     JsonFlag,
     ModelPath,
     ResultsPath,
@@ -22,7 +25,9 @@ from unmask.cli._arguments import (
 )
 
 if TYPE_CHECKING:
-    from unmask.likelihood.score import Score
+    from unmask.batches import RequestFile
+    from unmask.likelihood.requests import ScoreConfig
+    from unmask.model import LanguageModel
 
 _MAX_SHOWN_CHARS = 200
 
@@ -31,7 +36,8 @@ def score(
     model: ModelPath,
     texts: TextArgs = (),
     prompt: str = "",
-    requests: Path | None = None,
+    top: int | None = None,
+    files: InlineFileOptions = FileOptions(),  # noqa: B008
     draws: int = 64,
     precision: float | None = None,
     seed: int = 0,
@@ -45,9 +51,12 @@ def score(
     For example:
       unmask score runs/demo/model "def main():" "main def:()" --draws 256
       unmask score runs/demo/model "for i in range(10):" --precision 0.02
-      unmask score runs/demo/model " print(i)" " return i" --prompt "for i in range(10):"
-      unmask score runs/demo/model --requests questions.jsonl --json
+      unmask score runs/demo/model " print(i)" " return i" --prompt "for i in range(10):" --top 2
+      unmask score runs/demo/model --input questions.jsonl --output scores.jsonl --top 3
       unmask score runs/demo/model - < my_text.txt
+
+    A line of --input is {"text": " 4", "prompt": "2 + 2 ="}, with draws or a seed of its own if it has any. Line i
+    without a seed has seed + i - 1, and the same score as alone with that seed.
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.
@@ -55,70 +64,130 @@ def score(
             scored in windows.
         prompt: Score each text given this prompt before it. The prompt is not counted, and is encoded by itself:
             a space between it and the text belongs to the text.
-        requests: Also score the rows of a table (.jsonl, .csv, .parquet) with the columns prompt and text, or only
-            text.
+        top: Show this many of the most surprising texts, the most nats per token first, and as many of the tokens of
+            each. The answers to --input then have a rank, and the nats of these tokens.
         draws: Random maskings of each text; more give a smaller error.
         precision: Draw until the standard error is this fraction of the nats, 0.01 for 1 %.
         seed: The seed of the maskings.
     """
+    if top is not None and top < 1:
+        raise ValueError(f"--top must be at least 1; got {top}")
+    if files.input is not None:
+        files.refuse_others(TEXTS=texts, json=as_json, out=out)
+        _score_file(model, files, prompt, top, _make_config(draws, precision, seed), both_strands, allow_code)
+        return
+    files.refuse_unused()
     validate_output(out)
-    pairs = [(prompt, read_stdin() if text == "-" else text) for text in texts]
-    if requests is not None:
-        pairs += _read_requests(requests)
-    if not pairs:
-        raise ValueError("there is nothing to score: give texts, or a table with --requests")
-    prompts, read = map(list, zip(*pairs, strict=True))
+    if not texts:
+        raise ValueError("there is nothing to score: give texts, or a file of requests with --input")
+    read = [read_stdin() if text == "-" else text for text in texts]
     warn_literal_masks("a text that is scored", read)
     with load_distributed(model, allow_code, both_strands) as (lm, is_main):
         lm.denoiser.prepack()
-        result = lm.score(read, prompts, draws=draws, precision=precision, seed=seed)
-        longest = lm.denoiser.max_length
-        digest = model_fingerprint(model)
+        result = lm.score(read, [prompt] * len(read), draws=draws, precision=precision, seed=seed, per_token=bool(top))
+        longest, digest = lm.denoiser.max_length, model_fingerprint(model)
     if not is_main:
         return
-    shown = [*texts, *read[len(texts) :]]  # a text from standard input is shown as -
-    for text, each in zip(shown, result.per_text, strict=True):
+    rows = []  # a text from standard input is shown as -
+    for text, given, each in zip(texts, read, result.per_text, strict=True):
         warn_if_imprecise(_abbreviate(text), each.standard_error / each.nats_per_token, precision)
-    rows = [
-        {"text": text, "prompt": before, "windows": _num_windows(each, longest), **each.to_dict()}
-        for text, before, each in zip(shown, prompts, result.per_text, strict=True)
-    ]
+        tokens = {"top_tokens": top_tokens(lm, lm.encode(given), each.token_nats, top)} if top else {}
+        windows = _num_windows(each.tokens, longest)
+        rows.append({"text": text, "prompt": prompt, "windows": windows, **each.to_dict(), **tokens})
+    if top:
+        rank_answers(rows)
     if not write_results({"scores": rows}, seed, {}, digest, out, as_json):
-        for text, each in zip(shown, result.per_text, strict=True):
-            print(_describe(text, each, longest))
+        for row in _most_surprising(rows, top):
+            print(_describe(row, longest))
 
 
-def _read_requests(path: Path) -> list[tuple[str, str]]:
-    """The prompt and text of each row of a table."""
-    from unmask.data.readers import validate_text
-    from unmask.data.readers.files import format_suffix, open_file
-    from unmask.data.readers.tables import table_readers
+def _make_config(draws: int, precision: float | None, seed: int) -> ScoreConfig:
+    from unmask.likelihood.requests import ScoreConfig
 
-    readers, (suffix, _) = table_readers(), format_suffix(path)
-    if suffix not in readers:
-        raise ValueError(f"{path} must be a table, as in requests.jsonl; the formats are {', '.join(readers)}")
-    pairs = []
-    with open_file(path) as file:
-        for where, columns, values in readers[suffix](file, str(path), [("prompt", "text"), ("text",)]):
-            row = {name: validate_text(value, where, name) for name, value in zip(columns, values, strict=True)}
-            pairs.append((row.get("prompt", ""), row["text"]))
-    return pairs
+    return ScoreConfig(draws, precision, seed)
 
 
-def _describe(text: str, score: Score, max_length: int | None) -> str:
-    bits = "" if score.text_stats is None else f"{score.bits_per_byte:.3f} bits/byte  "
-    count = _num_windows(score, max_length)
+def _score_file(
+    model: Path,
+    files: FileOptions,
+    prompt: str,
+    top: int | None,
+    config: ScoreConfig,
+    both_strands: bool,
+    allow_code: bool,
+) -> None:
+    """Score the requests of a file, and print the most surprising ones."""
+    from unmask.cli._batches import FileCommand
+    from unmask.cli._requests import ScoreTask
+
+    def prepack(lm: LanguageModel, _: str | None) -> str:
+        lm.denoiser.prepack()
+        return "as saved"
+
+    def rank(requests: RequestFile, answers: list[dict[str, Any]]) -> None:
+        good = [answer for answer in answers if "error" not in answer]
+        if top is None:
+            return
+        rank_answers(good)
+        if str(files.output) != "-":
+            texts = {line.number: line.fields.get("text") for line in requests.lines}
+            for answer in _most_surprising(good, top):
+                print(f"line {answer['line']}: {_describe({**answer, 'text': texts[answer['line']]}, None)}")
+
+    settings = {"command": "score", "prompt": prompt, "top": top, **vars(config), "both_strands": both_strands}
+    FileCommand(
+        model,
+        files,
+        settings,
+        config.seed,
+        lambda lm: ScoreTask(lm, config, prompt, top),
+        prepack,
+        rank,
+        allow_code,
+        both_strands,
+    ).run()
+
+
+def rank_answers(rows: Sequence[dict[str, Any]]) -> None:
+    """Give each its rank: 1 for the most nats per token; of equal ones, the first comes first."""
+    for number, row in enumerate(sorted(rows, key=lambda row: -row["nats_per_token"]), start=1):
+        row["rank"] = number
+
+
+def _most_surprising(rows: Sequence[dict[str, Any]], top: int | None) -> list[dict[str, Any]]:
+    """The first `top` by rank; all in their order if there is no `top`."""
+    return list(rows) if top is None else sorted(rows, key=lambda row: int(row["rank"]))[:top]
+
+
+def top_tokens(lm: LanguageModel, ids: Sequence[int], nats: Sequence[float], count: int) -> list[dict[str, Any]]:
+    """The tokens of the most nats, the most surprising first."""
+    from unmask.data.tokenizers import token_texts
+
+    texts = [str(token) for token in ids] if lm.tokenizer is None else token_texts(lm.tokenizer.decode, ids)
+    order = sorted(range(len(ids)), key=lambda position: (-nats[position], position))[:count]
+    return [
+        {"position": position, "id": ids[position], "text": texts[position], "nats": nats[position]}
+        for position in order
+    ]
+
+
+def _describe(row: Mapping[str, Any], max_length: int | None) -> str:
+    """A line for a text, and one for each of its most surprising tokens."""
+    bits = f"{row['bits_per_byte']:.3f} bits/byte  " if "bits_per_byte" in row else ""
+    count = _num_windows(row["tokens"], max_length)
+    tokens = [f"\n  {token['nats']:7.3f} nats  {token['text']!r}" for token in row.get("top_tokens", ())]
     return (
-        f"{score.nats_per_token:.3f} ± {score.standard_error:.3f} nats/token"
-        f"  perplexity {score.perplexity:.2f}  {bits}{_abbreviate(text)}"
+        f"{row['nats_per_token']:.3f} ± {row['standard_error']:.3f} nats/token"
+        f"  perplexity {row['perplexity']:.2f}  {bits}{_abbreviate(row['text'])}"
         + (f"  (in {count} windows of {max_length} tokens)" if count > 1 else "")
+        + "".join(tokens)
     )
 
 
-def _num_windows(score: Score, max_length: int | None) -> int:
-    return 1 if max_length is None else -(-score.tokens // max_length)
+def _num_windows(tokens: int, max_length: int | None) -> int:
+    return 1 if max_length is None else -(-tokens // max_length)
 
 
-def _abbreviate(text: str) -> str:
+def _abbreviate(text: object) -> str:
     shown = repr(text)
     return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[: _MAX_SHOWN_CHARS - 3]}..."

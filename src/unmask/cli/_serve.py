@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from unmask.cli._arguments import AllowCodeFlag, ModelPath, load_model
-from unmask.cli._generate import DtypeName, set_dtype
+from unmask.cli._generate import set_dtype
+from unmask.cli._generation_options import DtypeName
+from unmask.hardware.onednn import limit_onednn_caches
 from unmask.serve.limits import Limits
-from unmask.serve.onednn import limit_onednn_caches
 
 if TYPE_CHECKING:
     from unmask.classification import Classifier

@@ -61,6 +61,8 @@ class ScoreRequest:
     """The tokens of the prompt; none for the likelihood of the text by itself."""
     text_stats: TextStats | None = None
     """Bytes, characters and words of the text, if it is known as text."""
+    seed: int | None = None
+    """Draw as the first request of a call with this seed would; None for a stream of the call's own seed."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class ScoreConfig:
     precision: float | None = None
     """Draw as often as it takes for a standard error of this share of the nats: 0.01 for 1 %."""
     seed: int = 0
-    """Request i draws from stream i of this seed."""
+    """Request i draws from stream i of this seed, unless it has a seed of its own."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.draws, int) or not 2 * _NUM_REPLICATES <= self.draws <= _MAX_DRAWS:
@@ -136,9 +138,9 @@ class _Chunk:
     first: int
     num_rows: int
 
-    def noise_group(self, seed: int) -> NoiseGroup:
+    def noise_group(self, seed: int, stream: int) -> NoiseGroup:
         window = self.window
-        generator = seeded_generator(seed, window.request, window.number, self.replicate, window.num_draws)
+        generator = seeded_generator(seed, stream, window.number, self.replicate, window.num_draws)
         return NoiseGroup(generator, self.num_rows, self.first, window.num_draws)
 
 
@@ -178,6 +180,11 @@ class _RequestScorer:
             for index, parts in scores.items()
         }
 
+    def _stream(self, index: int) -> tuple[int, int]:
+        """The seed of a request, and the number of its stream."""
+        own = self.requests[index].seed
+        return (self.seed, index) if own is None else (own, 0)
+
     def _windows(self, index: int, draws: int) -> Iterator[_Window]:
         """The text in parts that the model can read; a prompt that is too long for this loses its beginning."""
         request, limit = self.requests[index], self.estimator.denoiser.max_length
@@ -188,10 +195,7 @@ class _RequestScorer:
             for number, start in enumerate(range(0, len(ids), size)):
                 yield _Window(index, number, (), ids[start : start + size], num_draws)
             return
-        if limit is not None and len(ids) >= limit:
-            raise ValueError(
-                f"text {index} has {len(ids)} tokens, which leaves no room for its prompt in a model of {limit} tokens"
-            )
+        assert limit is None or len(ids) < limit
         yield _Window(index, 0, prompt if limit is None else prompt[-(limit - len(ids)) :], ids, num_draws)
 
     def _chunks(self, window: _Window) -> Iterator[_Chunk]:
@@ -229,7 +233,7 @@ class _RequestScorer:
             tokens[chunk_of_row],
             valid=positions < ends[:, 1:] if is_padded else None,
             prompt_mask=positions < ends[:, :1] if has_prompt else None,
-            noise_groups=tuple(chunk.noise_group(self.seed) for chunk in chunks),
+            noise_groups=tuple(chunk.noise_group(*self._stream(chunk.window.request)) for chunk in chunks),
         )
         return batch.checked(self.estimator.denoiser.vocab)
 

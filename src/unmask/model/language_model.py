@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from unmask.guidance import AllowedTokens, BothStrands, Guidance, GuidanceFn
 from unmask.hardware.memory import check_memory
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
+from unmask.model._seeds import sequence_seeds, validate_seed
 from unmask.model._text_encoder import TextEncoder
 from unmask.model.denoiser import Denoiser, ModelConfig
 from unmask.model.samples import Completions, Samples
@@ -32,11 +33,6 @@ from unmask.sampling.denoisers import CountingDenoiser, PaddedDenoiser
 from unmask.sampling.factory import resolve_sampler
 from unmask.sampling.windows import HoleRange, WindowGuidanceFn, sample_ragged
 from unmask.types import Tokens, Vocab
-
-
-def _validate_seed(seed: int) -> None:
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
 
 
 def _validate_count(n: int) -> int:
@@ -63,10 +59,11 @@ class LanguageModel:
         distributed: Distributed = Distributed(),  # noqa: B008
         *,
         both_strands: bool = False,
+        plain_text: bool = False,
     ) -> None:
         validate_tokenizer(tokenizer, denoiser.vocab)
         self.denoiser = denoiser
-        self.both_strands = both_strands
+        self.both_strands, self.plain_text = both_strands, plain_text
         self.tokenizer = tokenizer
         self.distributed = distributed
         self._encoder = TextEncoder(tokenizer, denoiser.vocab, self.parses_special_tokens)
@@ -82,14 +79,22 @@ class LanguageModel:
 
     def distribute(self, distributed: Distributed) -> LanguageModel:
         """The same model with its work split over the ranks; each rank gets the whole result."""
-        moved = self.denoiser.to(distributed.device)
-        return LanguageModel(moved, self.tokenizer, distributed, both_strands=self.both_strands)
+        self.denoiser.to(distributed.device)
+        return self._replace(distributed=distributed)
 
     def with_both_strands(self) -> LanguageModel:
         """The same model of DNA, with predictions that are averaged over both strands, at twice the cost."""
-        lm = LanguageModel(self.denoiser, self.tokenizer, self.distributed, both_strands=True)
+        lm = self._replace(both_strands=True)
         lm.predictor  # noqa: B018  # raises if there are no strands
         return lm
+
+    def with_plain_text(self) -> LanguageModel:
+        """The same model for texts of others: special tokens that they spell out are plain text."""
+        return self._replace(plain_text=True)
+
+    def _replace(self, **changes: Any) -> LanguageModel:
+        kept = {name: getattr(self, name) for name in ("distributed", "both_strands", "plain_text")}
+        return LanguageModel(self.denoiser, self.tokenizer, **{**kept, **changes})
 
     @property
     def predictor(self) -> DenoiserLike:
@@ -150,7 +155,7 @@ class LanguageModel:
         *,
         n: int = 1,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
         """`n` versions of a template, or of each of several templates, with its holes filled.
@@ -158,8 +163,9 @@ class LanguageModel:
         A template is text with `<mask:12>` for twelve masked tokens; or a list of pieces: texts, lists of ids, and
         integers, the lengths of holes; or ids, as a tensor or list with the mask id in the holes. A list without
         integers is a list of templates. These may differ in length and share network calls; the texts of the result
-        are in order, all versions of the first template first. Text i is drawn with seed + i and is the same as
-        alone. With `Guidance(regex="[0-9]+")`, the text of each hole matches the pattern.
+        are in order, all versions of the first template first. Text i is drawn with seed + i, or with the i-th of
+        several seeds, and is the same as alone. With `Guidance(regex="[0-9]+")`, the text of each hole matches the
+        pattern.
         """
         many = isinstance(template, Sequence) and not isinstance(template, str)
         if not many or any(isinstance(piece, int) for piece in template):
@@ -177,12 +183,13 @@ class LanguageModel:
         length: int = 128,
         *,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         guidance: GuidanceFn | None = None,
     ) -> Completions:
         """At most `length` tokens after each prompt, up to the end-of-text token if the model has one.
 
-        All prompts share network calls. Completion i is drawn with seed + i, and is the same as alone.
+        All prompts share network calls. Completion i is drawn with seed + i, or with the i-th of several seeds, and
+        is the same as alone.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
@@ -226,23 +233,23 @@ class LanguageModel:
         self,
         tokens: Tokens,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
-        """Fill a canvas [n, L] of ids with the mask id in its holes; sequence i is drawn with seed + i.
+        """Fill a canvas [n, L] of ids with the mask id in its holes; sequence i is drawn with seed + i, or seed[i].
 
         Positions that are not `valid` [n, L] are padding, which no token attends to. Texts that are longer than the
         model's max_length are generated in windows around their holes, from left to right.
         """
-        ranks, filled = self.distributed, torch.zeros_like(tokens)
+        ranks, filled, seeds = self.distributed, torch.zeros_like(tokens), sequence_seeds(seed, len(tokens))
         first, count = ranks.shard(len(tokens))
         nfe = num_queries = 0
         if count:
             local = slice(first, first + count)
             local_valid = None if valid is None else valid[local]
             (samples,) = deque(
-                self.generate_steps(tokens[local], sampler, seed + first, local_valid, guidance), maxlen=1
+                self.generate_steps(tokens[local], sampler, seeds[local], local_valid, guidance), maxlen=1
             )
             filled[local], nfe, num_queries = samples.tokens, samples.nfe, samples.num_queries
         return Samples(
@@ -257,7 +264,7 @@ class LanguageModel:
         self,
         tokens: Tokens,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Iterator[Samples]:
@@ -265,9 +272,8 @@ class LanguageModel:
 
         Tokens that are not written yet are the mask; `nfe` counts the network calls so far.
         """
-        _validate_seed(seed)
         sampler = resolve_sampler(self.denoiser, sampler)
-        canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
+        canvas = Canvas(tokens.to(self.device), sequence_seeds(seed, len(tokens)))
         counted = CountingDenoiser(self.ban_unknown_tokens(self.predictor))
         on_device = None if valid is None else valid.to(self.device)
         steps = iter(self.run_sampler(counted, canvas, sampler, on_device, guidance))
@@ -325,9 +331,9 @@ class LanguageModel:
         """Whether special tokens that are spelled out in a prompt, a template or a scored text are parsed as such.
 
         True for published networks (transformers, LLaDA, Dream), whose texts need [CLS] or chat tokens. Training data
-        and the requests of a server are plain text, whatever they spell.
+        and the requests of a server or a file (`with_plain_text`) are plain text, whatever they spell.
         """
-        return self.denoiser.backbone.capabilities.parses_special_tokens
+        return self.denoiser.backbone.capabilities.parses_special_tokens and not self.plain_text
 
     def ban_unknown_tokens(self, denoiser: DenoiserLike) -> DenoiserLike:
         """The denoiser, wrapped so that ids without a token, of which padded vocabularies have some, and the ids that
@@ -355,6 +361,7 @@ class LanguageModel:
         draws: int = 64,
         precision: float | None = None,
         seed: int = 0,
+        per_token: bool = False,
     ) -> Score:
         """The bound on -log p(text | prompt) of texts (or id sequences), from `draws` random maskings of each.
 
@@ -364,7 +371,8 @@ class LanguageModel:
         The prompt is visible and not counted. Without one, as with an empty one, it is -log p(text). A text that is
         longer than the model is scored in windows, each by itself; of a prompt that does not fit before its text,
         the beginning is dropped. Thousands of requests share network calls, and each is scored as if alone:
-        request i draws from stream i of `seed`, whatever the others are.
+        request i draws from stream i of `seed`, whatever the others are. With `per_token`, the nats of each token
+        are in `token_nats`.
         """
         texts = [texts] if isinstance(texts, str) else texts
         prompts = [prompts] if isinstance(prompts, str) else [""] * len(texts) if prompts is None else prompts
@@ -374,24 +382,40 @@ class LanguageModel:
             )
         if not len(texts):
             raise ValueError("there are no texts to score")
-        _validate_seed(seed)
+        validate_seed(seed)
         pairs = enumerate(zip(texts, prompts, strict=True))
-        requests = [self._score_request(number, text, prompt) for number, (text, prompt) in pairs]
+        requests = [self.score_request(text, prompt, name=f"text {number}") for number, (text, prompt) in pairs]
         config = ScoreConfig(draws, precision, seed)
         with self.inference_mode():
-            return score_requests(self.predictor, self.objective, requests, config, self.distributed)
+            return score_requests(
+                self.predictor, self.objective, requests, config, self.distributed, per_token=per_token
+            )
 
-    def _score_request(self, number: int, text: str | Sequence[int], prompt: str | Sequence[int]) -> ScoreRequest:
-        ids = self._encoder.encode(text)
+    def score_request(
+        self,
+        text: str | Sequence[int],
+        prompt: str | Sequence[int] = "",
+        seed: int | None = None,
+        name: str = "the text",
+    ) -> ScoreRequest:
+        """A text (`name` in errors) and its prompt as ids, for `score_requests`; perhaps with a seed of its own."""
+        ids = self.encode(text)
         if not ids:
-            raise ValueError(f"text {number} is empty: there is nothing to score")
+            raise ValueError(f"{name} is empty: there is nothing to score")
         if set(ids) <= {*self.vocab.context_ids}:
-            raise ValueError(f"text {number} has only tokens that are not counted, as N in DNA: nothing is to score")
-        before = self._encoder.encode(prompt) if len(prompt) else []
+            raise ValueError(f"{name} has only tokens that are not counted, as N in DNA: nothing is to score")
+        before, limit = self.encode(prompt) if len(prompt) else [], self.denoiser.max_length
+        if before and limit is not None and len(ids) >= limit:
+            raise ValueError(
+                f"{name} has {len(ids)} tokens, which leaves no room for its prompt in a model of {limit} tokens"
+            )
         self.vocab.validate(torch.tensor([*before, *ids]), clean=True)
-        return ScoreRequest(
-            ids, before, TextStats.from_text(text) if isinstance(text, str) and self.tokenizer else None
-        )
+        stats = TextStats.from_text(text) if isinstance(text, str) and self.tokenizer else None
+        return ScoreRequest(ids, before, stats, seed)
+
+    def encode(self, text: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt or of a text to score; ids are checked."""
+        return self._encoder.encode(text)
 
     @property
     def device(self) -> torch.device:

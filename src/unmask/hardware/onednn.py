@@ -1,8 +1,8 @@
 """Smaller caches for oneDNN's kernels.
 
 oneDNN compiles a kernel for each shape of a matrix product and caches the last 1,024; torch's layer above it
-caches 1,024 more, with their workspaces. A server meets many shapes, so both caches fill up: about 700 MB for
-any model. Compiling a kernel again costs nothing measurable.
+caches 1,024 more, with their workspaces. A server and a file of requests meet many shapes, so both caches fill up:
+about 700 MB for any model. Compiling a kernel again costs nothing measurable.
 """
 
 from __future__ import annotations
