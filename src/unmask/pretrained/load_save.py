@@ -27,6 +27,7 @@ from unmask.pretrained.formats import FORMATS, Format
 from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._gguf import find_gguf_file, load_gguf
 from unmask.pretrained.formats._hf_tokenizer import (
+    GENERATION_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     find_mask_id,
@@ -77,7 +78,7 @@ def load(
             f"{path} is not a folder, nor a name on the hub; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
         )
     stored = StoredModel(path)
-    config = _with_mask_id(stored.config, path)
+    config = _with_token_ids(stored.config, path)
     if _is_transformers_model(config):
         return _load_transformers(stored, tokenizer, require_tokenizer, require_head)
     # Everything that can be checked is checked before weights are read, which takes minutes for large models.
@@ -110,12 +111,24 @@ def _load_transformers(
     return hf.load(path, config, tokenizer, folder_tokenizer, require_head)
 
 
-def _with_mask_id(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A published config with the id of the mask, which many leave to the tokenizer."""
-    if "format" in config or config.get("mask_token_id") is not None or not (path / TOKENIZER_FILE).exists():
+def _with_token_ids(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A published config with the id of the mask, which many leave to the tokenizer, and all ends of a text."""
+    if "format" in config:
+        return config
+    config = {**config, **_read_end_ids(config, path / GENERATION_FILE)}
+    if config.get("mask_token_id") is not None or not (path / TOKENIZER_FILE).exists():
         return config
     mask_id = find_mask_id(path, load_tokenizer(path / TOKENIZER_FILE))
     return config if mask_id is None else {**config, "mask_token_id": mask_id}
+
+
+def _read_end_ids(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The config's `eos_token_id`, followed by those with which texts are generated, such as the end of a turn."""
+    if not file.exists():
+        return {}
+    listed = [source.get("eos_token_id") for source in (config, read_json_object(file))]
+    ids = [id_ for each in listed for id_ in (each if isinstance(each, list) else [each]) if id_ is not None]
+    return {"eos_token_id": list(dict.fromkeys(ids))} if len(set(map(str, ids))) > 1 else {}
 
 
 def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool, allow_code: AllowCode) -> BaseTokenizer | None:
