@@ -26,7 +26,7 @@ from unmask.cli._arguments import (
     warn_if_imprecise,
     write_results,
 )
-from unmask.cli._generate import SAMPLER_OPTION, make_sampler, sampling_params
+from unmask.cli._generate import SAMPLER_OPTION, make_sampler
 from unmask.report.formatting import format_estimate, print_table
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ def eval_samples(
         seed: Sample i uses seed + i.
     """
     from unmask.cli._progress import progress
+    from unmask.diffusion.categorical import SamplingParams
     from unmask.evaluation.evaluate import SamplerSpec, evaluate_samples
     from unmask.evaluation.reference_model import CausalReferenceModel
 
@@ -190,7 +191,7 @@ def eval_samples(
         lm.denoiser.prepack()
         specs: dict[str, SamplerSpec] = {}
         for name, count in product(samplers, steps):
-            sampler = make_sampler(lm, name, count, sampling_params(temperature, top_k, top_p))
+            sampler = make_sampler(lm, name, count, SamplingParams.if_given(temperature, top_k, top_p))
             specs.setdefault(repr(sampler), SamplerSpec(name, sampler.steps, sampler))
         reference = None if reference_model is None else CausalReferenceModel.load(reference_model)
         with progress("evaluating", len(specs), "samplers", quiet=as_json or not is_main) as report:

@@ -124,9 +124,10 @@ class GenerationOptions:
 
     def build_sampler(self, lm: LanguageModel) -> Sampler:
         """The sampler of that name with its options; options of other samplers are errors."""
+        from unmask.diffusion.categorical import SamplingParams
         from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
-        choice = sampling_params(self.temperature, self.top_k, self.top_p)
+        choice = SamplingParams.if_given(self.temperature, self.top_k, self.top_p)
         options = self._sampler_options()
         blocks = {"block_size": self.block_size, "sub_block_size": self.sub_block_size, "cache": self.cache}
         chosen = make_sampler(lm, self.sampler, self.steps, choice, blocks, **options)
@@ -165,15 +166,6 @@ class GenerationOptions:
             "loop": None if self.loop is None else Loop(*self.loop),
         }
         return {name: value for name, value in named.items() if value is not None}
-
-
-def sampling_params(temperature: float | None, top_k: int | None, top_p: float | None) -> SamplingParams | None:
-    """How tokens are drawn, if anything of it is given."""
-    from unmask.diffusion.categorical import SamplingParams
-
-    if temperature is None and top_k is None and top_p is None:
-        return None
-    return SamplingParams(1.0 if temperature is None else temperature, top_k, top_p)
 
 
 def make_sampler(

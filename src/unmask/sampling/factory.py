@@ -17,7 +17,7 @@ from unmask.sampling.blockwise import CACHE_POLICIES, Blockwise
 _DEFAULT_STEPS = 128
 
 
-class ModelDenoiser(DenoiserLike, Protocol):
+class _ModelDenoiser(DenoiserLike, Protocol):
     """The denoiser of a model, which may come with a sampler of its own."""
 
     @property
@@ -26,7 +26,9 @@ class ModelDenoiser(DenoiserLike, Protocol):
         ...
 
 
-def default_sampler(denoiser: ModelDenoiser, steps: int | None = None, params: SamplingParams | None = None) -> Sampler:
+def default_sampler(
+    denoiser: _ModelDenoiser, steps: int | None = None, params: SamplingParams | None = None
+) -> Sampler:
     """The sampler that the model comes with or, if it has none, the one that reverses its process as it is defined.
 
     `steps`, per block where there are blocks, and `params` are the sampler's own where they are not given; a sampler
@@ -45,7 +47,7 @@ def default_sampler(denoiser: ModelDenoiser, steps: int | None = None, params: S
 
 
 def make_sampler(
-    denoiser: ModelDenoiser,
+    denoiser: _ModelDenoiser,
     name: str = "default",
     steps: int | None = None,
     params: SamplingParams | None = None,
@@ -83,7 +85,7 @@ def make_sampler(
     return Blockwise(sampler=sampler, end_ids=denoiser.vocab.end_ids, **blocks) if in_blocks else sampler
 
 
-def resolve_sampler(denoiser: ModelDenoiser, sampler: Sampler | str | None) -> Sampler:
+def resolve_sampler(denoiser: _ModelDenoiser, sampler: Sampler | str | None) -> Sampler:
     """A sampler that is given as an object, by its name, or not at all: then the model's default."""
     if sampler is None or isinstance(sampler, str):
         return make_sampler(denoiser, sampler or "default")
@@ -92,7 +94,7 @@ def resolve_sampler(denoiser: ModelDenoiser, sampler: Sampler | str | None) -> S
     return sampler
 
 
-def _fitting_own_sampler(denoiser: ModelDenoiser) -> Sampler | None:
+def _fitting_own_sampler(denoiser: _ModelDenoiser) -> Sampler | None:
     """The sampler that the model comes with, unless it was trained for another process since."""
     own = denoiser.own_sampler
     return own if own is not None and isinstance(denoiser.process, own.processes) else None
@@ -100,7 +102,7 @@ def _fitting_own_sampler(denoiser: ModelDenoiser) -> Sampler | None:
 
 def _override(
     own: Sampler,
-    denoiser: ModelDenoiser,
+    denoiser: _ModelDenoiser,
     steps: int | None,
     params: SamplingParams | None,
     blocks: Mapping[str, Any] = {},
