@@ -34,6 +34,7 @@ from unmask.pretrained.formats._hf_tokenizer import (
     load_hf_tokenizer,
     make_tokenizer_config,
 )
+from unmask.pretrained.formats.transformers import TRANSFORMERS_FORMAT
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import unique_tensors
 from unmask.registry import AllowCode
@@ -262,7 +263,7 @@ def _export_upstream(model: LanguageModel, name: bool | str) -> tuple[dict[str, 
     if hf.can_export(model):
         return hf.export_state(model)
     for format_ in FORMATS.values():
-        if format_.can_export(model):
+        if format_ is not TRANSFORMERS_FORMAT and format_.can_export(model):  # in which no family is published
             return format_.export_state(model)
     raise ValueError(
         f"no published format holds a model of {type(model.objective).__name__} with a"

@@ -294,7 +294,8 @@ class CompletionChoice(BaseModel):
     text: str = Field(description="The completion.")
     logprobs: Logprobs | None = Field(None, description="Log-probabilities, if they were requested.")
     finish_reason: Literal["stop", "length"] | None = Field(
-        description="`stop` if a stop text ended the completion, else `length`; null while streaming."
+        description="`stop` if a stop text or the model's end of text ended the completion, else `length`; null while"
+        " streaming."
     )
 
 

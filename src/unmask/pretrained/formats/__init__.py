@@ -21,10 +21,12 @@ from unmask.pretrained.formats.mdlm import MDLM_FORMAT
 from unmask.pretrained.formats.mosaic_bert import MOSAIC_BERT_FORMAT
 from unmask.pretrained.formats.sdar import SDAR_FORMAT
 from unmask.pretrained.formats.sedd import SEDD_FORMAT
+from unmask.pretrained.formats.transformers import TRANSFORMERS_FORMAT
 
 FORMATS: dict[str, Format] = {
     format_.model_type: format_
     for format_ in (
+        TRANSFORMERS_FORMAT,  # before all others, whose types it may write
         BD3LM_FORMAT,
         LLADA_MOE_FORMAT,  # before LLaDA, whose type its published configs have
         LLADA_FORMAT,

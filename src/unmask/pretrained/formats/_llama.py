@@ -185,15 +185,18 @@ class LlamaFormat:
 
     def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Their config and tensors: the inverse of `load_state`."""
-        llama, keys = _require_llama(model, self), self.config_keys
-        config = model.denoiser.config
-        backbone, vocab = require_dit(config.backbone), config.vocab
-        objective = config.objective
+        objective = model.objective
         assert isinstance(objective, MDLM | BlockDiffusion)
         if objective.schedule != _OBJECTIVE.schedule:
             raise ValueError(
                 f"{self.tensor_names.kind} has the linear schedule only: train with --set objective.schedule.eps=0"
             )
+        return self.export_network(model)
+
+    def export_network(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The same for a model of any objective, which the config does not name."""
+        llama, keys = _require_llama(model, self), self.config_keys
+        backbone, vocab = require_dit(model.denoiser.config.backbone), model.vocab
         return {
             "model_type": self.model_type,
             **self.constants,
@@ -214,7 +217,7 @@ class LlamaFormat:
             **({} if llama.head_dim is None or keys.head_dim is None else {keys.head_dim: llama.head_dim}),
             **({} if keys.rotary_fraction is None else {keys.rotary_fraction: llama.rotary_fraction}),
             **({} if llama.rotary_scaling is None else {"rope_scaling": _scaling_to_json(llama.rotary_scaling)}),
-            **({} if self.blocks is None else self.blocks.export(objective)),
+            **({} if self.blocks is None else self.blocks.export(model.objective)),
             **(
                 {}
                 if llama.experts is None or self.experts is None
