@@ -1,4 +1,4 @@
-"""Models of unmask for the transformers library: `import unmask.hf`, then `AutoModelForMaskedLM.from_pretrained(folder)`.
+"""Models of unmask for the transformers library: `import unmask.hf`, then `AutoModelForMaskedLM.from_pretrained`.
 
 The folder is one that `unmask export MODEL FOLDER --format transformers` has written. It holds no code: the network is
 built by the installed unmask.
