@@ -30,7 +30,7 @@ from unmask.data.readers import ColumnOptions, HubDataset, SourceConfig, Sources
 from unmask.evaluation import _detokenize as detokenize
 from unmask.registry import AllowCode
 
-__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "_EvalDataset", "ResolvedDataset", "resolve_dataset"]
+__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "ResolvedDataset", "_EvalDataset", "resolve_dataset"]
 
 _TEST, _VALIDATION = "test", "validation"
 _PARQUET_REVISION = "refs/convert/parquet"
