@@ -217,12 +217,12 @@ def save(
         folder,
         lambda new_folder: _write_model(model, new_folder, upstream_format),
         model_card(model, facts, metadata),
-        _is_model_folder,
+        is_model_folder,
         overwrite=overwrite,
     )
 
 
-def _is_model_folder(path: Path) -> bool:
+def is_model_folder(path: Path) -> bool:
     """Whether the folder holds a model: many other programs write a config.json."""
     try:
         config = read_json_object(path / CONFIG_FILE)
