@@ -99,7 +99,7 @@ def evaluate(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
-        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands))
+        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands, require_tokenizer=True))
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
@@ -187,7 +187,7 @@ def eval_samples(
         raise ValueError("--samplers and --steps need at least one value each")
     validate_output(out)
     metrics: list[SampleMetrics] = []
-    with load_distributed(model, allow_code) as (lm, is_main):
+    with load_distributed(model, allow_code, require_tokenizer=True) as (lm, is_main):
         lm.denoiser.prepack()
         specs: dict[str, SamplerSpec] = {}
         for name, count in product(samplers, steps):

@@ -143,8 +143,8 @@ def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool, allow_code:
 def _check_has_tokenizer(required: bool, tokenizer: BaseTokenizer | None, path: Path) -> None:
     if required and tokenizer is None:
         raise ValueError(
-            f"the model {path.name} has no tokenizer.json, and a server reads and writes text:"
-            " put the tokenizer.json that it was trained with into its folder"
+            f"the model {path.name} has no tokenizer.json, and texts are asked for: put the tokenizer.json that it was"
+            " trained with into its folder"
         )
 
 
