@@ -73,7 +73,7 @@ def test_commands(folder: Path, command: Command, tmp_path: Path) -> None:
 
 
 def test_every_family_is_here() -> None:
-    others = {"Dream", "caduceus", "mamba", "mamba_ssm", "dimamba", "bert", "transformers"}
+    others = {"Dream", "caduceus", "mamba", "mamba_ssm", "dimamba", "bert", "sdtt", "transformers"}
     assert set(FORMATS) - others == set(FAMILIES.values())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unmask
@@ -125,6 +125,29 @@ def test_a_network_that_is_not_told_sigma_is_written_too(tmp_path: Path) -> None
     assert again.objective == lm.objective
     tokens, sigma = torch.randint(0, 8, (2, 16)), torch.tensor([0.1, 3.0])
     torch.testing.assert_close(logits(again, tokens, sigma), logits(lm, tokens, 0 * sigma))
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone."], ids=["once", "twice"])
+def test_sdtt_is_mdlm_with_other_names(prefix: str, tmp_path: Path) -> None:
+    """The layout as its code writes it: there are no published vectors of it here, and its network is MDLM's."""
+    theirs = json.loads((GOLDEN / "mdlm_tiny" / "config.json").read_text())
+    names = {"hidden_dim": "hidden_size", "model_length": "length"}
+    model = {names.get(key, key): theirs[key] for key in (*names, "cond_dim", "n_blocks", "n_heads", "dropout")}
+    config = {"parameterization": {"name": "multi-round-sdtt"}, "model": model, "time_conditioning": True}
+    folder = tmp_path / "sdtt"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(GOLDEN / "mdlm_tiny" / "model.safetensors")
+    save_file({f"{prefix}{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    lm, mdlm = unmask.load(folder), unmask.load(GOLDEN / "mdlm_tiny")
+    assert lm.denoiser.config == mdlm.denoiser.config
+    tokens, sigma = torch.randint(0, lm.vocab.mask_id, (2, 8)), torch.zeros(2)
+    assert torch.equal(logits(lm, tokens, sigma), logits(mdlm, tokens, sigma))
+    again = unmask.load(unmask.save(lm, tmp_path / "out", upstream_format=True))
+    torch.testing.assert_close(logits(again, tokens, sigma), logits(lm, tokens, sigma))
+    (folder / "config.json").write_text(json.dumps({**config, "model": 3}))
+    with pytest.raises(ValueError, match="needs 'model', the settings of SDTT's network; got 3"):
+        unmask.load(folder)
 
 
 def test_scores_of_uniform_noise_are_refused() -> None:
