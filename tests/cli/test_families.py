@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "unknown family": (
         "sdar_tiny",
         change_config(model_type="sdar_moe"),
-        'known are "format": "unmask-2" and the published formats',
+        "has an unknown format (its model_type is 'sdar_moe'): there are unmask-2, the published families",
     ),
     "wrong width": ("sdar_tiny", change_config(hidden_size=96), "has shape"),
     "wrong heads": ("fastdllm2_tiny", change_config(num_attention_heads=8), "has shape"),

@@ -178,10 +178,10 @@ def _find_format(config: dict[str, Any], path: Path) -> Format:
     for format_ in FORMATS.values():
         if format_.can_load(config):
             return format_
-    known = ", ".join(f'"{model_type}"' for model_type in FORMATS)
+    kind = config.get("model_type")
     raise ValueError(
-        f'{path / CONFIG_FILE} has an unknown format; known are "format": "{_MODEL_FORMAT}" and the published formats'
-        f' with "model_type" {known}; it has "model_type" {config.get("model_type")!r}'
+        f"{path / CONFIG_FILE} has an unknown format (its model_type is {kind!r}): there are {_MODEL_FORMAT}, the"
+        f" published families {', '.join(FORMATS)}, and networks of the installed transformers"
     )
 
 
