@@ -55,8 +55,8 @@ def load(
     require_head: bool = True,
     allow_code: AllowCode = False,
 ) -> LanguageModel:
-    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, Duo, SEDD, LLaDA,
-    LLaDA-MoE, LLaDA2, Dream, SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, MosaicBERT).
+    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, Duo, SEDD, SDTT, LLaDA, iLLaDA,
+    LLaDA-MoE, LLaDA2, Dream, SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, DiMamba, MosaicBERT).
 
     Folders of the transformers library (masked LMs, and causal LMs, which get bidirectional attention) and
     GGUF files are loaded too. `folder` may also be a name on the hub, as in `kuleshov-group/mdlm-owt`, or the
