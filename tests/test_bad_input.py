@@ -402,7 +402,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is not JSON": (write_config('{"format": '), r"config\.json is not valid JSON"),
     "config is empty": (write_config(""), r"config\.json is not valid JSON"),
     "config is a list": (write_config("[1, 2]"), r"config\.json must hold a JSON object; got list"),
-    "unknown layout": (write_config('{"model_type": "nobody"}'), 'unknown format.*"unmask-2".*"mdlm"'),
+    "unknown layout": (write_config('{"model_type": "nobody"}'), "unknown format .*nobody.*there are unmask-2,.* mdlm"),
     "only a format": (write_config('{"format": "unmask-2"}'), "incomplete: ModelConfig needs 'vocab'"),
     "unknown setting": (set_config(widht=32), "unknown field 'widht'.*did you mean width"),
     "setting of another type": (set_config(depth="one"), "backbone.depth must be int; got 'one'"),

@@ -14,7 +14,7 @@ import unmask
 from test_experiment import TEXT, tiny
 from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import Corpus, PrepareConfig
-from unmask.data.loader import PromptCompletionRows
+from unmask.data.loader import PromptCompletionRows, Wrapped
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment
@@ -115,6 +115,41 @@ def test_differences_of_low_rank(base: Path, cats: Experiment, tmp_path: Path) -
         unmask.save(unmerged, tmp_path / "unmerged")
     with pytest.raises(ValueError, match="merge them first"):
         run.model.to_bf16()
+
+
+@pytest.mark.parametrize("family", ["llada_moe_tiny", "llada2_moe_tiny"])
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["whole", "lora"])
+def test_published_mixtures_of_experts_are_fine_tuned(family: str, lora: LoRA | None, tmp_path: Path) -> None:
+    """Balance losses are logged; adapters change experts, and leave the choice of them alone."""
+    golden = Path(__file__).parent / "golden" / family
+    (tmp_path / "numbers.txt").write_text("\n".join(" ".join(str(n % 7) for n in range(40)) for _ in range(20)))
+    old = unmask.load(golden)
+    experiment = replace(
+        tiny(tmp_path / "numbers.txt"),
+        init_from=str(golden),
+        objective=old.objective,
+        layout=Wrapped(16),
+        lora=lora,
+        training=replace(tiny(tmp_path).training, steps=10, log_every=1, save_every=10),
+    )
+    assert run_experiment(experiment, tmp_path / "run", Distributed())
+    new = unmask.load(tmp_path / "run")
+    assert new.denoiser.own_sampler == old.denoiser.own_sampler
+    text = " ".join(str(n % 7) for n in range(16))
+    assert new.score(text).nats < old.score(text).nats
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("aux_loss" in line for line in logged) == (family == "llada_moe_tiny")
+    changed = {
+        name
+        for name, weight in old.denoiser.state_dict().items()
+        if not torch.equal(weight, new.denoiser.state_dict()[name])
+    }
+    assert any(".experts." in name for name in changed)
+    assert any("router.gate" in name for name in changed) == (lora is None)
+    assert not any("expert_bias" in name for name in changed)
+    upstream = "lladamoe" if family == "llada_moe_tiny" else "llada2_moe"
+    again = unmask.load(unmask.save(new, tmp_path / "out", upstream_format=upstream))
+    assert again.score(text).nats == new.score(text).nats
 
 
 def test_prompts_and_answers(base: Path, tmp_path: Path) -> None:

@@ -308,3 +308,22 @@ def test_pairs_are_held_out_and_cut_as_told(command: Command, tmp_path: Path) ->
     )
     assert "held-out text: 15 documents" in done.err
     assert "note: rows have 16 tokens (layout.length): of 285 pairs, 95 lose the end of the completion" in done.err
+
+
+def test_a_mixture_of_experts_is_a_setting(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    small = ("backbone.width=32", "backbone.depth=1", "backbone.heads=2", "eval_windows=8")
+    plain = ("backbone.local_init=None", "backbone.activation=gelu", "unigram_bias_init=false")
+    experts = ("backbone.llama.experts=Experts", "backbone.llama.experts.count=4", "backbone.llama.experts.per_token=2")
+    sizes = ("backbone.llama.intermediate_size=48", "backbone.llama.experts.intermediate_size=16")
+    settings = ("--set", *small, *plain, "backbone.llama=LlamaBlock", *experts, *sizes)
+    run = tmp_path / "run"
+    done = command(
+        "train", "stdlib-tiny", "--sources", str(tmp_path / "fox.txt"), "--steps", "2", "--out", str(run), *settings
+    )
+    assert done.code == 0, done.err
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("aux_loss", 0) > 0 for line in logged)
+    assert "2 of 4 experts for each token" in (run / "model" / "README.md").read_text()
+    refused = command("train", "stdlib-tiny", *settings, "backbone.llama.experts.per_token=5")
+    assert (refused.code, "a token passes from 1 to 4 experts; got 5" in refused.err) == (2, True)

@@ -123,11 +123,13 @@ def test_every_sequence_has_a_condition_of_its_own() -> None:
     assert not torch.allclose(together[0], together[1])
 
 
-def test_classifier_free_has_no_cache() -> None:
+def test_classifier_free_guidance_has_a_cache_for_each_condition() -> None:
+    """Blocks of one step read everything anyway, so that a cache changes nothing; golden texts have blocks of several
+    (`tests/pretrained/test_families.py`)."""
     guided = ClassifierFreeGuidance(tiny_denoiser(MDLM()), torch.arange(12) < 4, 1.0)
     tokens = torch.tensor([[0] * 4 + [4] * 8])
-    with pytest.raises(ValueError, match="sample without a cache"):
-        last(Blockwise(4, Ancestral(2), PrefixCache()), guided, tokens)
+    written, cached = (last(Blockwise(4, Ancestral(1), policy), guided, tokens) for policy in ("none", "prefix"))
+    assert torch.equal(written, cached)
     with pytest.raises(ValueError, match="texts of 12 tokens, but the sampler reads 6"):
         last(SemiAutoregressive(3, 6, Ancestral(2)), guided, tokens)
 

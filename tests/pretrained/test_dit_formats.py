@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unmask
@@ -44,6 +44,11 @@ def test_duo() -> None:
     assert (lm.vocab.size, lm.vocab.mask_id) == (61, 60)
     for name, sigma in (("logits", golden["sigma"]), ("logits.sigma0", 0 * golden["sigma"])):
         torch.testing.assert_close(logits(lm, golden["x"], sigma)[..., :60], golden[name], atol=1e-4, rtol=0)
+    backbone = lm.denoiser.backbone
+    with torch.no_grad():  # tokens that are mixtures, as Duo's curriculum has them
+        mixed = golden["soft"].softmax(-1) @ backbone.embed(torch.arange(60)[None])[0]
+        soft = backbone.compute_logits(backbone.features(mixed, golden["sigma"][:, None]))
+    torch.testing.assert_close(soft[..., :60], golden["logits.soft"], atol=1e-4, rtol=0)
     log_x = log_probs(lm, golden["x"], golden["t"])
     torch.testing.assert_close(log_x[..., :60], golden["log_x"], atol=1e-4, rtol=0)
     assert (log_x[..., 60] == -torch.inf).all()
@@ -122,10 +127,39 @@ def test_a_network_that_is_not_told_sigma_is_written_too(tmp_path: Path) -> None
     torch.testing.assert_close(logits(again, tokens, sigma), logits(lm, tokens, 0 * sigma))
 
 
+@pytest.mark.parametrize("prefix", ["", "backbone."], ids=["once", "twice"])
+def test_sdtt_is_mdlm_with_other_names(prefix: str, tmp_path: Path) -> None:
+    """The layout as its code writes it: there are no published vectors of it here, and its network is MDLM's."""
+    theirs = json.loads((GOLDEN / "mdlm_tiny" / "config.json").read_text())
+    names = {"hidden_dim": "hidden_size", "model_length": "length"}
+    model = {names.get(key, key): theirs[key] for key in (*names, "cond_dim", "n_blocks", "n_heads", "dropout")}
+    config = {"parameterization": {"name": "multi-round-sdtt"}, "model": model, "time_conditioning": True}
+    folder = tmp_path / "sdtt"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(GOLDEN / "mdlm_tiny" / "model.safetensors")
+    save_file({f"{prefix}{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    lm, mdlm = unmask.load(folder), unmask.load(GOLDEN / "mdlm_tiny")
+    assert lm.denoiser.config == mdlm.denoiser.config
+    tokens, sigma = torch.randint(0, lm.vocab.mask_id, (2, 8)), torch.zeros(2)
+    assert torch.equal(logits(lm, tokens, sigma), logits(mdlm, tokens, sigma))
+    again = unmask.load(unmask.save(lm, tmp_path / "out", upstream_format=True))
+    torch.testing.assert_close(logits(again, tokens, sigma), logits(lm, tokens, sigma))
+    (folder / "config.json").write_text(json.dumps({**config, "model": 3}))
+    with pytest.raises(ValueError, match="needs 'model', the settings of SDTT's network; got 3"):
+        unmask.load(folder)
+
+
+def test_scores_of_uniform_noise_are_refused() -> None:
+    """No such weights are published, and no objective here has scores that are not normalised: `sedd_uniform_tiny` is
+    read no further than its config."""
+    with pytest.raises(ValueError, match=r"\(graph\): config.json has type = 'uniform', but only 'absorb'"):
+        unmask.load(GOLDEN / "sedd_uniform_tiny")
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"graph": {"type": "uniform"}}, r"\(graph\): config.json has type = 'uniform', but only 'absorb'"),
         ({"noise": {"type": "cosine"}}, r"\(noise\): config.json has type = 'cosine'"),
         ({"noise": {"type": "geometric", "sigma_min": "x", "sigma_max": 2}}, "needs sigma_min < sigma_max"),
         ({"model": 3}, "needs 'model', the settings of SEDD's model; got 3"),

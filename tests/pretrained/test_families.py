@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,23 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import unmask
-from unmask import Blockwise, Confidence, Guidance, JointThreshold, LanguageModel, SamplingParams, Threshold
+from unmask import (
+    Autoregressive,
+    Blockwise,
+    Confidence,
+    DiTConfig,
+    Guidance,
+    JointThreshold,
+    LanguageModel,
+    LlamaBlock,
+    ModelConfig,
+    SamplingParams,
+    Threshold,
+)
 from unmask.context import AttentionStages, Context
-from unmask.objectives import BlockDiffusion
+from unmask.diffusion.schedule import LogLinear
+from unmask.objectives import MDLM, BlockDiffusion, NextToken
+from unmask.sampling.factory import default_sampler, make_sampler
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZES = {
@@ -84,6 +99,11 @@ def test_a_sub_block_beside_its_block() -> None:
 def test_llada_moe_writes_as_published() -> None:
     lm, golden = unmask.load(GOLDEN / "llada_moe_tiny"), expected("llada_moe_tiny")
     torch.testing.assert_close(logits(lm, golden["z"]), golden["logits.full"], atol=1e-4, rtol=0)
+    keep, backbone = golden["keep"].bool(), lm.denoiser.backbone
+    with torch.no_grad():
+        hidden = backbone.features(backbone.embed(golden["z"]), torch.zeros(3, 1), Context(valid=keep))
+        padded = backbone.compute_logits(hidden)
+    torch.testing.assert_close(padded[keep], golden["logits.padded"][keep], atol=1e-4, rtol=0)
     for name, text in golden.items():
         if not name.startswith("generate.") or name.endswith("calls"):
             continue
@@ -96,26 +116,43 @@ def test_llada_moe_writes_as_published() -> None:
         guidance = Guidance(cfg_scale=float(options["cfg"])) if "cfg" in options else None
         written = lm.generate(prompted(prompt, prompt.shape[1] + 16, lm.vocab.mask_id), sampler, guidance=guidance)
         assert torch.equal(written.tokens, text), name
+        assert written.nfe == golden[f"{name}.calls"], name
+
+
+def sdar_sampler(strategy: str, steps: int, threshold: str, end_ids: tuple[int, ...] = ()) -> Blockwise:
+    size = 4 // steps
+    if strategy == "sequential":
+        return Blockwise(sampler=Confidence(1, params=GREEDY), sub_block_size=size, end_ids=end_ids)
+    above = float(threshold) if "dynamic" in strategy else 1.0
+    return Blockwise(sampler=Threshold(above, GREEDY, min_tokens=size), end_ids=end_ids)
 
 
 def test_sdar_writes_as_published() -> None:
-    """Blocks from the beginning of the prompt, static and dynamic; the published code reads every block once more."""
+    """Blocks from the beginning of the prompt; the published code reads every block once more. Where it stops, it
+    leaves the masks of later blocks, and goes on to the end of the block: here the end is repeated."""
     lm, golden = unmask.load(GOLDEN / "sdar_tiny"), expected("sdar_tiny")
     assert isinstance(lm.objective, BlockDiffusion)
-    for name, text in golden.items():
-        if not name.startswith("generate.") or name.endswith(("calls", "stop")) or "sequential" in name:
+    pattern = r"generate\.(prompt\d+)\.(\w+)\.steps(\d)(?:\.threshold([\d.]+?))?(\.stop)?$"
+    found = [(name, re.fullmatch(pattern, name)) for name in golden if name.startswith("generate.")]
+    stopped = 0
+    for name, match in found:
+        if match is None:
+            assert name.endswith("calls")
             continue
-        _, prompt_name, strategy, steps, *threshold = name.split(".", 4)
-        prompt = golden[prompt_name]
-        canvas = torch.full_like(text, lm.vocab.mask_id)
-        canvas[:, : prompt.shape[1]] = prompt
-        above = float(threshold[0].removeprefix("threshold")) if "dynamic" in strategy else 1.0
-        sampler = Threshold(above, GREEDY, min_tokens=4 // int(steps.removeprefix("steps")))
-        written = lm.generate(canvas, Blockwise(sampler=sampler))
-        assert torch.equal(written.tokens, text), name
+        prompt_name, strategy, steps, threshold, stop = match.groups()
+        prompt, text = golden[prompt_name], golden[name]
+        sampler = sdar_sampler(strategy, int(steps), threshold or "1", lm.vocab.end_ids if stop else ())
+        written = lm.generate(prompted(prompt, text.shape[1], lm.vocab.mask_id), sampler)
+        new = text[0, prompt.shape[1] :].tolist()
+        end = next((i + 1 for i, id_ in enumerate(new) if stop and id_ == 97), len(new)) + prompt.shape[1]
+        assert torch.equal(written.tokens[:, :end], text[:, :end]), name
         # Published: a call for the prompt's blocks and one for each finished block; here these share the next call.
-        stored = text.shape[1] // 4 - prompt.shape[1] // 4 + (prompt.shape[1] >= 4)
-        assert written.nfe == golden[f"{name}.calls"] - stored, name
+        num_blocks = int((text != lm.vocab.mask_id).sum()) // 4
+        stored = num_blocks - prompt.shape[1] // 4 + (prompt.shape[1] >= 4)
+        calls = int(golden[f"{name}.calls"]) - stored
+        assert written.nfe == calls if end == text.shape[1] else written.nfe <= calls, name
+        stopped += end < text.shape[1]
+    assert stopped > 0
 
 
 def with_blocks(family: str, folder: Path, size: int) -> Path:
@@ -133,8 +170,8 @@ def test_a2d_writes_as_published(family: str, tmp_path: Path) -> None:
     for kind, folder in (("mdlm", GOLDEN / family), ("bd3lm", with_blocks(family, tmp_path / "bd3lm", 8))):
         lm = unmask.load(folder)
         for name, text in golden.items():
-            unsupported = "right_shift" in name or (kind == "bd3lm" and "cfg" in name)
-            if not name.startswith(f"{kind}.prompt") or "calls" in name or unsupported:
+            # `right_shift` is an option for other networks than A2D's, which are not shifted.
+            if not name.startswith(f"{kind}.prompt") or "calls" in name or "right_shift" in name:
                 continue
             options = dict(re.findall(r"\.(steps|block|cfg)([\d.]+?)(?=\.[a-z]|$)", name))
             prompt = golden[name.split(".")[1]]
@@ -148,6 +185,27 @@ def test_a2d_writes_as_published(family: str, tmp_path: Path) -> None:
             # A prompt is padded there, on the left, to whole blocks; the text stops after the block that ends it.
             padding = -prompt.shape[1] % 8 if kind == "bd3lm" else 0
             assert torch.equal(written.tokens[:, : text.shape[1] - padding], text[:, padding:]), name
+            # Published: with blocks, a call for the prefix of each; here it shares the first one of the block.
+            if written.tokens.shape[1] == text.shape[1] - padding:
+                calls = int(golden[f"{name}.calls"]) - (6 if "cfg" in options else 3) * (kind == "bd3lm")
+                assert written.nfe == calls, name
+
+
+@pytest.mark.parametrize("family", ["a2d_qwen3_tiny", "a2d_qwen2_tiny", "a2d_llama_tiny"])
+def test_a2d_prompts_of_different_lengths_share_calls(family: str, tmp_path: Path) -> None:
+    """Published batches are padded: texts are those of each prompt alone, in both kinds."""
+    golden = expected(family)
+    prompts = [golden[f"prompt{length}"][0].tolist() for length in (11, 5)]
+    for name, folder in (
+        ("mdlm.both.steps24.block8", GOLDEN / family),
+        ("bd3lm.both.steps8", with_blocks(family, tmp_path / "bd3lm", 8)),
+    ):
+        lm = unmask.load(folder)
+        written = lm.complete(prompts, 20, sampler=Blockwise(8, Confidence(8, params=GREEDY)))
+        for prompt, completion, text in zip(prompts, written.ids, golden[name].tolist(), strict=True):
+            start = next(i for i in range(len(text)) if text[i : i + len(prompt)] == prompt) + len(prompt)
+            assert completion == text[start : start + len(completion)], name
+            assert len(completion) == 20 or text[start + len(completion)] in lm.vocab.end_ids, name
 
 
 def prompted(prompt: Tensor, length: int, mask_id: int) -> Tensor:
@@ -219,3 +277,83 @@ def test_round_trip(family: str, tmp_path: Path) -> None:
     stored, written = (load_file(folder / "model.safetensors") for folder in (GOLDEN / family, tmp_path / "out"))
     assert stored.keys() == written.keys()
     assert all(torch.equal(stored[key], written[key]) for key in stored)
+
+
+@pytest.mark.parametrize(
+    ("family", "sampler"),
+    [
+        ("sdar_tiny", Blockwise(sampler=Threshold(0.85), end_ids=(97,))),
+        ("llada_moe_tiny", Blockwise(32, Confidence(32, params=GREEDY), end_ids=(90,))),
+        ("llada2_moe_tiny", Blockwise(sampler=Threshold(0.95, GREEDY), end_ids=(90,))),
+        ("fastdllm2_tiny", Blockwise(sampler=Threshold(1.0, GREEDY), sub_block_size=8, end_ids=(90,))),
+        ("a2d_llama_tiny", Blockwise(32, Confidence(32, params=GREEDY), end_ids=(90,))),
+    ],
+)
+def test_a_family_comes_with_its_sampler(family: str, sampler: Blockwise, tmp_path: Path) -> None:
+    """It is kept in our folders too, and every part of it can be overridden."""
+    lm = unmask.load(GOLDEN / family)
+    assert default_sampler(lm.denoiser) == sampler
+    again = unmask.load(unmask.save(lm, tmp_path / "own"))
+    assert again.denoiser.config == lm.denoiser.config
+    assert default_sampler(again.denoiser) == sampler
+    hot = make_sampler(lm.denoiser, params=SamplingParams(0.5))
+    assert hot == replace(sampler, sampler=replace(sampler.inner, params=SamplingParams(0.5)))
+    assert make_sampler(lm.denoiser, "random-order", 3).steps == 3
+    canvas = prompted(torch.tensor([[1, 2, 3]]), 12, lm.vocab.mask_id)
+    assert torch.equal(lm.generate(canvas).tokens, lm.generate(canvas, sampler).tokens)
+
+
+def test_options_change_a_models_own_sampler() -> None:
+    denoiser = unmask.load(GOLDEN / "llada_moe_tiny").denoiser
+    inner, ends = Confidence(32, params=GREEDY), (90,)
+    assert make_sampler(denoiser, steps=4) == Blockwise(32, replace(inner, steps=4), end_ids=ends)
+    assert make_sampler(denoiser, block_size=8, cache="dual", measure="margin") == Blockwise(
+        8, replace(inner, measure="margin"), "dual", ends
+    )
+    with pytest.raises(ValueError, match="threshold is for threshold or joint-threshold: name that sampler, too"):
+        make_sampler(denoiser, threshold=0.5)
+
+
+def test_llada21_is_known_by_its_name(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "llada2_moe_tiny", tmp_path / "LLaDA2.1-mini")
+    assert unmask.load(folder).denoiser.own_sampler == Blockwise(sampler=JointThreshold(0.95, 0.9, 16, GREEDY))
+
+
+def test_a_model_of_another_process_does_not_use_the_familys_sampler() -> None:
+    config = unmask.load(GOLDEN / "sdar_tiny").denoiser.config
+    backbone = replace(config.backbone, causal=True)  # type: ignore[type-var]
+    autoregressive = replace(config, backbone=backbone, objective=NextToken()).build()
+    assert isinstance(default_sampler(autoregressive), Autoregressive)
+
+
+def test_ends_of_a_turn_end_an_answer_too(tmp_path: Path) -> None:
+    """As in SDAR's `generation_config.json`."""
+    folder = shutil.copytree(GOLDEN / "sdar_tiny", tmp_path / "sdar")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [94, 97]}))
+    lm = unmask.load(folder)
+    assert lm.vocab.end_ids == (97, 94)
+    again = unmask.load(unmask.save(lm, tmp_path / "out", upstream_format="sdar"))
+    assert again.vocab == lm.vocab
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [940]}))
+    with pytest.raises(ValueError, match="the id 940 that ends an answer must be in the vocabulary"):
+        unmask.load(folder)
+
+
+def test_illada(tmp_path: Path) -> None:
+    """iLLaDA is LLaDA with shared keys and values, one matrix for embedding and head, and the mask 5."""
+    backbone = DiTConfig(32, 2, 4, 64, 0.0, tie_embeddings=True, llama=LlamaBlock(48, kv_heads=2))
+    vocab = unmask.Vocab(155_136, 5, 4)
+    lm = LanguageModel(ModelConfig(vocab, backbone, MDLM(schedule=LogLinear(eps=0.0))).build().eval())
+    folder = unmask.save(lm, tmp_path / "illada", upstream_format="llada")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["weight_tying"]
+    assert config["n_kv_heads"] == 2
+    assert "model.transformer.ff_out.weight" not in load_file(folder / "model.safetensors")
+    del config["mask_token_id"]
+    config["embedding_size"] = None  # then the vocabulary is its size
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "manifest.json").unlink()
+    again = unmask.load(folder)
+    assert again.vocab == vocab
+    tokens = torch.tensor([[5, 7, 5, 9]])
+    assert torch.equal(logits(again, tokens), logits(lm, tokens))

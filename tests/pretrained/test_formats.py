@@ -67,7 +67,7 @@ def test_a_round_trip_is_exact(config: ModelConfig, tmp_path: Path) -> None:
     lm = model(config)
     unmask.save(lm, tmp_path / "published", upstream_format=True)
     back = unmask.load(tmp_path / "published")
-    assert back.denoiser.config == config
+    assert replace(back.denoiser.config, sampler=None) == config  # a published family comes with a sampler
     assert torch.equal(said(back), said(lm))
     unmask.save(back, tmp_path / "again", upstream_format=True)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("published", "again"))
@@ -82,7 +82,7 @@ def test_our_own_format_holds_them_too(config: ModelConfig, tmp_path: Path) -> N
     lm = model(config)
     unmask.save(lm, tmp_path / "model")
     back = unmask.load(tmp_path / "model")
-    assert back.denoiser.config == config
+    assert replace(back.denoiser.config, sampler=None) == config  # a published family comes with a sampler
     assert torch.equal(said(back), said(lm))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from unmask import (
     MambaConfig,
     NextToken,
     Tokenizer,
+    load,
 )
 from unmask.backbones import BackboneConfig
 from unmask.diffusion.denoiser import DenoiserLike
@@ -31,9 +33,11 @@ from unmask.objectives import Objective
 from unmask.sampling import Sampler
 from unmask.sampling.blockwise import DualCache, PrefixCache
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.factory import make_sampler
 from unmask.types import Tokens
 
 DNA = Tokenizer.dna()
+GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, tuple[Objective, dict[str, Any], Sampler | None]] = {
     "block diffusion": (BlockDiffusion(block_size=5), {"steps": 4}, Blockwise(sampler=Ancestral(4))),
     "block diffusion, by confidence": (
@@ -70,6 +74,33 @@ def test_it_writes_what_the_library_writes(
     for result in answer["results"]:  # every token says how probable it was when it was written
         assert all(token["logprob"] < 0 for span in result["spans"] for token in span["tokens"])
     assert streamed.count("event: result") == 2
+
+
+@pytest.mark.parametrize("family", ["sdar_tiny", "llada2_moe_tiny", "fastdllm2_tiny", "a2d_qwen3_tiny"])
+def test_published_models_answer(family: str) -> None:
+    """With the sampler that they come with, in sub-blocks, and up to the end of the text."""
+    lm, prompts = load(GOLDEN / family), ["1 2 3", "17 4 9 11 26"]
+    expected = [lm.complete([prompt], 24, seed=3) for prompt in prompts]
+    (ended,) = lm.complete(prompts[:1], 24, sampler=_with_sub_blocks(lm, 2), seed=3).texts
+    with live_server(lm) as served:
+        answer = served.post("/v1/completions", prompt=prompts, max_tokens=24, seed=3).json()
+        parts = served.post(
+            "/v1/completions", prompt=prompts[0], max_tokens=24, seed=3, sub_block_size=2, block_size=_block_size(lm)
+        ).json()
+        (card,) = served.http.get("/v1/models").json()["data"]
+    for choice, alone in zip(answer["choices"], expected, strict=True):
+        assert choice["text"].strip() == alone.text.strip()
+        assert choice["finish_reason"] == ("length" if len(alone.ids[0]) == 24 else "stop")
+    assert parts["choices"][0]["text"].strip() == ended.strip()
+    assert card["default_sampler"] == "blockwise"
+
+
+def _block_size(lm: LanguageModel) -> int | None:
+    return None if lm.denoiser.process.block_size is not None else 8
+
+
+def _with_sub_blocks(lm: LanguageModel, size: int) -> Sampler:
+    return make_sampler(lm.denoiser, block_size=_block_size(lm), sub_block_size=size)
 
 
 def test_what_cannot_be_written_in_blocks_is_said() -> None:

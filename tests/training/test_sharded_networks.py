@@ -1,5 +1,5 @@
-"""Networks of transformers and of state spaces are sharded block by block: two ranks train as one does, and
-checkpoints move between them.
+"""Networks of transformers, of state spaces and of experts are sharded block by block: two ranks train as one does,
+and checkpoints move between them.
 
 On ranks, this file is also its own worker: `test_sharded_networks.py FOLDER`.
 """
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from processes import run_program
+from unmask import MDLM, DiTConfig, LlamaBlock, ModelConfig, Vocab
 from unmask.backbones.base import network_blocks
+from unmask.backbones.moe import Experts
 from unmask.distributed import Distributed, init_distributed
 from unmask.training._checkpoint import CheckpointStore
 from unmask.training._parallelism import DDP, FSDP
@@ -26,9 +28,10 @@ from unmask.training.trainer import Trainer
 from unmask.types import Batch
 
 HF_NAMES = ("bert", "llama")
-NAMES = (*HF_NAMES, "caduceus-ph", "caduceus-ps")
-"""The heads of the last two are their embeddings: of PS, by way of complements."""
+NAMES = (*HF_NAMES, "caduceus-ph", "caduceus-ps", "experts")
+"""The heads of the state spaces are their embeddings: of PS, by way of complements."""
 ROWS, LENGTH, MASK = 6, 9, 4
+EXPERTS = DiTConfig(16, 2, 2, LENGTH, 0.0, llama=LlamaBlock(24, experts=Experts(6, 2, 8, 8, z_loss=0.01)))
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,17 @@ class Texts:
 def trainer_of(name: str, where: Distributed = Distributed(), parallelism: DDP | FSDP = DDP()) -> Trainer:  # noqa: B008
     from backbones import test_hf, test_ssm
 
-    model: Any = test_hf.denoiser(name) if name in HF_NAMES else test_ssm.build(test_ssm.CONFIGS[name])
+    torch.manual_seed(0)
+    model: Any
+    if name == "experts":
+        model = ModelConfig(Vocab(MASK + 1, MASK), EXPERTS, MDLM()).build()
+    else:
+        model = test_hf.denoiser(name) if name in HF_NAMES else test_ssm.build(test_ssm.CONFIGS[name])
     model = model.float().requires_grad_(True)
     config = TrainingConfig(
         steps=60,
         batch_size=ROWS,
-        microbatch_size=2,
+        microbatch_size=1 if name == "experts" else 2,  # the balance of experts is that of a micro-batch
         optimizer=AdamW(lr=1e-3, eps=1e-4),
         warmup_steps=2,
         bf16=False,
@@ -57,9 +65,9 @@ def trainer_of(name: str, where: Distributed = Distributed(), parallelism: DDP |
 
 
 def step(trainer: Trainer) -> list[float]:
-    """Loss and norm of the gradient, in which Adam hides a wrong factor."""
+    """Losses and the norm of the gradient, in which Adam hides a wrong factor."""
     metrics = trainer.step()
-    return [metrics["loss"], metrics["grad_norm"]]
+    return [metrics["loss"], metrics.get("aux_loss", 0.0), metrics["grad_norm"]]
 
 
 def curve(trainer: Trainer, folder: Path) -> list[list[float]]:
@@ -78,7 +86,8 @@ def test_two_ranks_train_as_one_and_checkpoints_move_between_them(tmp_path: Path
     assert done.returncode == 0, done.stderr
     for name in NAMES:
         alone = curve(trainer_of(name), tmp_path / f"{name} alone")
-        assert len({loss for loss, _ in alone}) == 4
+        assert len({loss for loss, *_ in alone}) == 4
+        assert all(aux_loss > 0 for _, aux_loss, _ in alone) == (name == "experts")
         assert_close(json.loads((tmp_path / name / "steps.json").read_text()), alone)
         resumed = trainer_of(name)
         resumed.load_checkpoint(CheckpointStore(tmp_path / name), 2)

@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         out = torch.zeros_like(tokens, dtype=weighted.dtype).index_add(0, token, weighted)
         if self.shared_expert is not None:
             out = out + self.shared_expert(tokens)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(x.shape)
 
     def init_output(self, std: float) -> None:
         """Draw the last layer of each expert."""
@@ -167,6 +167,8 @@ class MixtureOfExperts(nn.Module):
         config = self.config
         if not config.balance_loss and not config.z_loss:
             return None
+        if len(logits) == 0:  # nothing is masked, and the last block computes nothing
+            return logits.sum()
         share = chosen.flatten().bincount(minlength=config.count) / chosen.numel()
         balance = config.count * (share * logits.softmax(-1).mean(0)).sum()
         return config.balance_loss * balance + config.z_loss * logits.logsumexp(-1).square().mean()

@@ -19,6 +19,7 @@ COMMANDS = {
     "prepare": "prepare.prepare",
     "train": "train.train",
     "export": "export.export",
+    "push": "push.push",
     "sample": "generate.sample",
     "complete": "generate.complete",
     "infill": "generate.infill",

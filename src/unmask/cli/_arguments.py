@@ -80,13 +80,13 @@ def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool =
 
 @contextmanager
 def load_distributed(
-    folder: Path, allow_code: bool = False, both_strands: bool = False
+    folder: Path, allow_code: bool = False, both_strands: bool = False, require_tokenizer: bool = False
 ) -> Iterator[tuple[LanguageModel, bool]]:
     """The model, its work split over the processes of `torchrun`; and whether this process prints."""
     from unmask.distributed import init_distributed
 
     with init_distributed() as distributed:
-        lm = load_model(folder, allow_code=allow_code).distribute(distributed)
+        lm = load_model(folder, require_tokenizer, allow_code).distribute(distributed)
         yield lm.with_both_strands() if both_strands else lm, distributed.is_main
 
 

@@ -99,7 +99,7 @@ def evaluate(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
-        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands))
+        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands, require_tokenizer=True))
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
@@ -148,7 +148,7 @@ def eval_samples(
     steps: tuple[int, ...] = (8, 32, 128),
     n: Count = 16,
     length: int | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
@@ -187,11 +187,11 @@ def eval_samples(
         raise ValueError("--samplers and --steps need at least one value each")
     validate_output(out)
     metrics: list[SampleMetrics] = []
-    with load_distributed(model, allow_code) as (lm, is_main):
+    with load_distributed(model, allow_code, require_tokenizer=True) as (lm, is_main):
         lm.denoiser.prepack()
         specs: dict[str, SamplerSpec] = {}
         for name, count in product(samplers, steps):
-            sampler = make_sampler(lm, name, count, SamplingParams(temperature, top_k, top_p))
+            sampler = make_sampler(lm, name, count, SamplingParams.if_given(temperature, top_k, top_p))
             specs.setdefault(repr(sampler), SamplerSpec(name, sampler.steps, sampler))
         reference = None if reference_model is None else CausalReferenceModel.load(reference_model)
         with progress("evaluating", len(specs), "samplers", quiet=as_json or not is_main) as report:

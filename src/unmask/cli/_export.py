@@ -40,14 +40,17 @@ def export(
       unmask train stdlib-tiny --out runs/plain \\
         --set backbone.local_init=None backbone.activation=gelu backbone.rope_theta=10000
       unmask export runs/plain plain-mdlm --format upstream
+      unmask export runs/demo demo-hf --format transformers
 
     Args:
         source: The folder of a run (its averaged weights are used) or of a model.
         out: The new folder; or a file that ends in .onnx, for onnxruntime and the like: tokens
             [batch, length] in, log-probabilities of the clean token out.
         format: upstream writes the format in which such models are published (MDLM, BD3LM, LLaDA, Dream, SDAR,
-            transformers, ...), and a family's model_type, such as sdar or a2d-qwen3, the format of that family. MDLM's
-            holds plain networks, as runs/plain above; what does not fit is named, with a remedy.
+            transformers' own networks, ...), and a family's model_type, such as sdar or a2d-qwen3, the format of that
+            family. MDLM's holds plain networks, as runs/plain above; what does not fit is named, with a remedy.
+            transformers writes what its AutoModelForMaskedLM opens, after `import unmask.hf` unless the network is
+            one of Llama blocks.
         license: The model's license for its card, as hubs name it: apache-2.0, mit, cc-by-4.0.
         dataset: Names of the data sets that it was trained on, for its card.
         language: Codes of the languages that it generates, for its card: en, de.

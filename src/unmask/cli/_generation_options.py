@@ -32,9 +32,10 @@ class GenerationOptions:
     n: Count = 1
     """Number of texts."""
     steps: int | None = None
-    """Denoising steps, 128 by default; more are slower and usually better."""
-    temperature: float = 1.0
-    """0 takes the most probable token, 1 samples from the model's distribution."""
+    """Denoising steps, by default those that the model comes with, or 128; more are slower and usually better."""
+    temperature: float | None = None
+    """0 takes the most probable token, 1 samples from the model's distribution; by default what the model comes with,
+    or 1."""
     top_k: int | None = None
     """Sample from the k most probable tokens only."""
     top_p: float | None = None
@@ -42,7 +43,8 @@ class GenerationOptions:
     seed: int = 0
     """Text i uses seed + i."""
     sampler: Annotated[str, SAMPLER_OPTION] = "default"
-    """The order in which masked tokens are unmasked; the default reverses the model's own process."""
+    """The order in which masked tokens are unmasked; the default is the sampler that the model comes with, or the one
+    that reverses its process."""
     measure: _MeasureName | None = None
     """For --sampler confidence: the confidence measure, probability by default."""
     threshold: float | None = None
@@ -112,11 +114,10 @@ class GenerationOptions:
         from unmask.diffusion.categorical import SamplingParams
         from unmask.sampling.semi_autoregressive import SemiAutoregressive
 
-        choice = SamplingParams(self.temperature, self.top_k, self.top_p)
-        steps = 128 if self.steps is None else self.steps
+        choice = SamplingParams.if_given(self.temperature, self.top_k, self.top_p)
         options = self._sampler_options()
         blocks = {"block_size": self.block_size, "sub_block_size": self.sub_block_size, "cache": self.cache}
-        chosen = make_sampler(lm, self.sampler, steps, choice, blocks, **options)
+        chosen = make_sampler(lm, self.sampler, self.steps, choice, blocks, **options)
         if self.sampler_option:
             chosen = _change_sampler(chosen, self.sampler_option)
         if self.steps is not None and chosen.steps is None:
@@ -157,8 +158,8 @@ class GenerationOptions:
 def make_sampler(
     lm: LanguageModel,
     name: str,
-    steps: int,
-    params: SamplingParams,
+    steps: int | None,
+    params: SamplingParams | None,
     blocks: Mapping[str, Any] = {},
     **options: Any,
 ) -> Sampler:
@@ -175,12 +176,12 @@ def make_sampler(
         known = {field.name for field in fields(found)} if is_dataclass(found) else set()
         for option in options.keys() - known:
             raise ValueError(f"the sampler {name} has no field {option!r}")
-        given = {"steps": steps, **options}
+        given = {"steps": 128 if steps is None else steps, **options}
         found = found(**{field: value for field, value in given.items() if field in known})
     elif not isinstance(found, SAMPLERS.base):
         found = found()
     sampler: Sampler = found
-    if params != type(params)():  # else, an object of the user's keeps its own
+    if params is not None:  # else, an object of the user's keeps its own
         sampler = sampler.with_params(params, name)
     return sampler if blocks["block_size"] is None else Blockwise(sampler=sampler, end_ids=lm.vocab.end_ids, **blocks)
 

@@ -48,6 +48,13 @@ class SamplingParams:
         if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
 
+    @classmethod
+    def if_given(cls, temperature: float | None, top_k: int | None, top_p: float | None) -> SamplingParams | None:
+        """These numbers, if there are any."""
+        if temperature is None and top_k is None and top_p is None:
+            return None
+        return cls(1.0 if temperature is None else temperature, top_k, top_p)
+
     def probabilities(self, log_x: LogX) -> Float[Tensor, "N V"]:
         """Weights [N, V] to draw from; each row has the same sum as exp(log_x), and is to be summed in float64."""
         if self == SamplingParams():  # exp in float32 has a relative error of 1e-7

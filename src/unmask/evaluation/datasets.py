@@ -30,7 +30,7 @@ from unmask.data.readers import ColumnOptions, HubDataset, SourceConfig, Sources
 from unmask.evaluation import _detokenize as detokenize
 from unmask.registry import AllowCode
 
-__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]
+__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "ResolvedDataset", "_EvalDataset", "resolve_dataset"]
 
 _TEST, _VALIDATION = "test", "validation"
 _PARQUET_REVISION = "refs/convert/parquet"
@@ -42,7 +42,7 @@ _TABLE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
-class EvalDataset:
+class _EvalDataset:
     """Where a dataset is found, and how its rows become documents."""
 
     hub_id: str
@@ -104,9 +104,9 @@ def _ensure_newline(line: str) -> str:
     return line.removesuffix("\n") + "\n"
 
 
-_wikitext = partial(EvalDataset, "Salesforce/wikitext", row_transform=_ensure_newline, detokenize=detokenize.WIKITEXT)
+_wikitext = partial(_EvalDataset, "Salesforce/wikitext", row_transform=_ensure_newline, detokenize=detokenize.WIKITEXT)
 _papers = partial(
-    EvalDataset,
+    _EvalDataset,
     "armanc/scientific_papers",
     columns=(("article",), ("body",), ("text",)),
     detokenize=detokenize.SCIENTIFIC_PAPERS,
@@ -115,8 +115,8 @@ _papers = partial(
     revision=_PARQUET_REVISION,
 )
 
-DATASETS: dict[str, EvalDataset] = {
-    "ptb": EvalDataset(
+DATASETS: dict[str, _EvalDataset] = {
+    "ptb": _EvalDataset(
         "ptb-text-only/ptb_text_only",
         "penn_treebank",
         ("ptb",),
@@ -141,7 +141,7 @@ DATASETS: dict[str, EvalDataset] = {
     ),
     "wikitext2": _wikitext("wikitext-2-v1", ("wikitext2", "wikitext-2"), per_word=True),
     "wikitext103": _wikitext("wikitext-103-v1", ("wikitext103", "wikitext-103"), per_word=True),
-    "lm1b": EvalDataset(
+    "lm1b": _EvalDataset(
         "billion-word-benchmark/lm1b",
         "plain_text",
         ("lm1b",),
@@ -152,14 +152,14 @@ DATASETS: dict[str, EvalDataset] = {
         file_patterns=("heldout-*", "news.en.heldout-*"),
         revision=_PARQUET_REVISION,
     ),
-    "lambada": EvalDataset(
+    "lambada": _EvalDataset(
         "EleutherAI/lambada_openai",
         "default",
         ("lambada",),
         detokenize=detokenize.LAMBADA,
         published_split=_TEST,
     ),
-    "ag_news": EvalDataset(
+    "ag_news": _EvalDataset(
         "fancyzhx/ag_news",
         None,
         ("ag_news",),
@@ -243,7 +243,7 @@ def _resolve_source(name: str, source_config: SourceConfig, allow_code: AllowCod
     return ResolvedDataset(name, name, source_config, name, Sources([name]).fingerprints[name])
 
 
-def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
+def _dataset_rows(dataset: _EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
     """The origin of a split, and the text of each of its rows."""
     if folder is not None:
         files = dataset.find_files(split, folder)

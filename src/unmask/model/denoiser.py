@@ -19,6 +19,7 @@ from unmask.objectives import Objective
 from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, prepack
+from unmask.sampling.base import Sampler
 from unmask.training.hooks import Hook
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
@@ -38,6 +39,8 @@ class ModelConfig:
     """The training loss, with its process and parameterization."""
     condition_on_sigma: bool = False
     """Condition the network on sigma = -log alpha(t) instead of t, as published weights expect."""
+    sampler: Sampler | None = None
+    """The sampler that the model comes with, which published families have; None: the one of its process."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Objective):
@@ -93,6 +96,11 @@ class Denoiser(nn.Module):
     def time_independent(self) -> bool:
         """Whether log_x depends on z only, not on t."""
         return not self.backbone.capabilities.time_conditioned and not self.config.objective.depends_on_alpha
+
+    @property
+    def own_sampler(self) -> Sampler | None:
+        """The sampler that the model comes with, if it has one."""
+        return self.config.sampler
 
     @property
     def max_length(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unmask.pretrained._folder import StoredModel, write_folder
+from unmask.pretrained._push import check_repo_id, plan_push, push
 from unmask.pretrained.load_save import CLASSIFIER_FORMAT, load, resolve_model_folder, save
 from unmask.pretrained.model_card import CardMetadata, EvalResult, TrainingFacts
 from unmask.pretrained.onnx_export import export_onnx
@@ -13,8 +14,11 @@ __all__ = [
     "EvalResult",
     "StoredModel",
     "TrainingFacts",
+    "check_repo_id",
     "export_onnx",
     "load",
+    "plan_push",
+    "push",
     "resolve_model_folder",
     "save",
     "write_folder",

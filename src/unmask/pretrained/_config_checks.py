@@ -24,8 +24,9 @@ class ConfigReader:
         self.config, self.where = config, where
 
     def get_int(self, key: str, default: int | None = None) -> int:
-        """An integer above 0."""
-        value = self.config.get(key, default)
+        """An integer above 0; null stands for the default."""
+        value = self.config.get(key)
+        value = default if value is None else value
         if type(value) is not int or value < 1:
             raise ValueError(f"{self.where}: config.json needs {key!r}, an integer above 0; got {value!r}")
         return value

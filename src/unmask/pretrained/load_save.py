@@ -27,12 +27,14 @@ from unmask.pretrained.formats import FORMATS, Format
 from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._gguf import find_gguf_file, load_gguf
 from unmask.pretrained.formats._hf_tokenizer import (
+    GENERATION_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     find_mask_id,
     load_hf_tokenizer,
     make_tokenizer_config,
 )
+from unmask.pretrained.formats.transformers import TRANSFORMERS_FORMAT
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import unique_tensors
 from unmask.registry import AllowCode
@@ -53,8 +55,8 @@ def load(
     require_head: bool = True,
     allow_code: AllowCode = False,
 ) -> LanguageModel:
-    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, Duo, SEDD, LLaDA,
-    LLaDA-MoE, LLaDA2, Dream, SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, MosaicBERT).
+    """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, Duo, SEDD, SDTT, LLaDA, iLLaDA,
+    LLaDA-MoE, LLaDA2, Dream, SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, DiMamba, MosaicBERT).
 
     Folders of the transformers library (masked LMs, and causal LMs, which get bidirectional attention) and
     GGUF files are loaded too. `folder` may also be a name on the hub, as in `kuleshov-group/mdlm-owt`, or the
@@ -77,7 +79,7 @@ def load(
             f"{path} is not a folder, nor a name on the hub; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
         )
     stored = StoredModel(path)
-    config = _with_mask_id(stored.config, path)
+    config = _with_token_ids(stored.config, path)
     if _is_transformers_model(config):
         return _load_transformers(stored, tokenizer, require_tokenizer, require_head)
     # Everything that can be checked is checked before weights are read, which takes minutes for large models.
@@ -110,12 +112,24 @@ def _load_transformers(
     return hf.load(path, config, tokenizer, folder_tokenizer, require_head)
 
 
-def _with_mask_id(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A published config with the id of the mask, which many leave to the tokenizer."""
-    if "format" in config or config.get("mask_token_id") is not None or not (path / TOKENIZER_FILE).exists():
+def _with_token_ids(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A published config with the id of the mask, which many leave to the tokenizer, and all ends of a text."""
+    if "format" in config:
+        return config
+    config = {**config, **_read_end_ids(config, path / GENERATION_FILE)}
+    if config.get("mask_token_id") is not None or not (path / TOKENIZER_FILE).exists():
         return config
     mask_id = find_mask_id(path, load_tokenizer(path / TOKENIZER_FILE))
     return config if mask_id is None else {**config, "mask_token_id": mask_id}
+
+
+def _read_end_ids(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The config's `eos_token_id`, followed by those with which texts are generated, such as the end of a turn."""
+    if not file.exists():
+        return {}
+    listed = [source.get("eos_token_id") for source in (config, read_json_object(file))]
+    ids = [id_ for each in listed for id_ in (each if isinstance(each, list) else [each]) if id_ is not None]
+    return {"eos_token_id": list(dict.fromkeys(ids))} if len(set(map(str, ids))) > 1 else {}
 
 
 def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool, allow_code: AllowCode) -> BaseTokenizer | None:
@@ -129,8 +143,8 @@ def _find_tokenizer(path: Path, config: ModelConfig, from_hub: bool, allow_code:
 def _check_has_tokenizer(required: bool, tokenizer: BaseTokenizer | None, path: Path) -> None:
     if required and tokenizer is None:
         raise ValueError(
-            f"the model {path.name} has no tokenizer.json, and a server reads and writes text:"
-            " put the tokenizer.json that it was trained with into its folder"
+            f"the model {path.name} has no tokenizer.json, and texts are asked for: put the tokenizer.json that it was"
+            " trained with into its folder"
         )
 
 
@@ -164,10 +178,10 @@ def _find_format(config: dict[str, Any], path: Path) -> Format:
     for format_ in FORMATS.values():
         if format_.can_load(config):
             return format_
-    known = ", ".join(f'"{model_type}"' for model_type in FORMATS)
+    kind = config.get("model_type")
     raise ValueError(
-        f'{path / CONFIG_FILE} has an unknown format; known are "format": "{_MODEL_FORMAT}" and the published formats'
-        f' with "model_type" {known}; it has "model_type" {config.get("model_type")!r}'
+        f"{path / CONFIG_FILE} has an unknown format (its model_type is {kind!r}): there are {_MODEL_FORMAT}, the"
+        f" published families {', '.join(FORMATS)}, and networks of the installed transformers"
     )
 
 
@@ -203,12 +217,12 @@ def save(
         folder,
         lambda new_folder: _write_model(model, new_folder, upstream_format),
         model_card(model, facts, metadata),
-        _is_model_folder,
+        is_model_folder,
         overwrite=overwrite,
     )
 
 
-def _is_model_folder(path: Path) -> bool:
+def is_model_folder(path: Path) -> bool:
     """Whether the folder holds a model: many other programs write a config.json."""
     try:
         config = read_json_object(path / CONFIG_FILE)
@@ -249,7 +263,7 @@ def _export_upstream(model: LanguageModel, name: bool | str) -> tuple[dict[str, 
     if hf.can_export(model):
         return hf.export_state(model)
     for format_ in FORMATS.values():
-        if format_.can_export(model):
+        if format_ is not TRANSFORMERS_FORMAT and format_.can_export(model):  # in which no family is published
             return format_.export_state(model)
     raise ValueError(
         f"no published format holds a model of {type(model.objective).__name__} with a"

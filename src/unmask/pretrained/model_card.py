@@ -31,6 +31,7 @@ from unmask.objectives.base import Objective
 TrainingFacts: TypeAlias = Mapping[str, str]
 """How a model was trained: values by name."""
 
+_INDEX_KEY = "model-index"
 _LICENSE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _LANGUAGE_PATTERN = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?")
 
@@ -65,6 +66,33 @@ class CardMetadata:
         for language in self.languages:
             if not _LANGUAGE_PATTERN.fullmatch(language):
                 raise ValueError(f"a language must be a code such as en or de; got {language!r}")
+
+    def added_to(self, card: str) -> str:
+        """A card with this license, these data sets, languages and results as well; the rest of it stays as it is."""
+        front, body = _split_card(card)
+        for name, lines in self._entries().items():
+            front[name] = front[name] + lines[3:] if name == _INDEX_KEY and name in front else lines
+        if self.results:
+            rows = _markdown_table("figure", "value", map(_result_row, self.results))
+            heading = "## Results"
+            if f"{heading}\n" in body:
+                body = f"{body.rstrip()}\n" + "\n".join(rows.splitlines()[2:]) + "\n"
+            else:
+                body = f"{body.rstrip()}\n\n{heading}\n\n{rows}\n"
+        return "\n".join(["---", *(line for lines in front.values() for line in lines), "---", body.lstrip("\n")])
+
+    def _entries(self, name: str = "unmask", task: str = "text-generation") -> dict[str, list[str]]:
+        """The lines of front matter, by their keys, that say what is given; `name` and `task` are those of results."""
+        entries: dict[str, list[str]] = {}
+        if self.license is not None:
+            entries["license"] = [f"license: {json.dumps(self.license.lower())}"]
+        for key, items in (("language", self.languages), ("datasets", self.datasets)):
+            if items:
+                entries[key] = _yaml_list(key, items)
+        if self.results:
+            results = [line for result in self.results for line in _model_index_entry(result, task)]
+            entries[_INDEX_KEY] = [f"{_INDEX_KEY}:", f"- name: {_yaml_string(name)}", "  results:", *results]
+        return entries
 
 
 @dataclass(frozen=True)
@@ -160,26 +188,39 @@ def _check_facts(facts: TrainingFacts) -> None:
 
 def _front_matter(kind: _ModelKind, objective: str, metadata: CardMetadata) -> str:
     """YAML; its strings are written as JSON, so that any text is valid."""
+    entries = metadata._entries(f"unmask-{objective}", kind.pipeline_tag)
+    index = entries.pop(_INDEX_KEY, [])
+    entries["tags"] = _yaml_list("tags", tuple(dict.fromkeys((kind.tag, objective, "language-model"))))
     lines = ["---", "library_name: unmask", f"pipeline_tag: {kind.pipeline_tag}"]
-    if metadata.license is not None:
-        lines.append(f"license: {json.dumps(metadata.license.lower())}")
-    tags = tuple(dict.fromkeys((kind.tag, objective, "language-model")))
-    for name, items in (("language", metadata.languages), ("datasets", metadata.datasets), ("tags", tags)):
-        if items:
-            lines += [f"{name}:", *(f"- {_yaml_string(item)}" for item in items)]
-    if metadata.results:
-        lines += ["model-index:", f"- name: {_yaml_string(f'unmask-{objective}')}", "  results:"]
-        lines += [line for result in metadata.results for line in _model_index_entry(result, kind)]
-    return "\n".join([*lines, "---"])
+    return "\n".join([*lines, *chain(*entries.values()), *index, "---"])
 
 
-def _model_index_entry(result: EvalResult, kind: _ModelKind) -> list[str]:
+def _yaml_list(key: str, items: Iterable[str]) -> list[str]:
+    return [f"{key}:", *(f"- {_yaml_string(item)}" for item in items)]
+
+
+def _split_card(card: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of a card's front matter by their top-level keys, and the text after it."""
+    lines = card.splitlines()
+    if not lines or lines[0] != "---" or "---" not in lines[1:]:
+        return {}, card
+    end = lines.index("---", 1)
+    front: dict[str, list[str]] = {}
+    name = ""
+    for line in lines[1:end]:
+        is_key = line[:1].isalpha() and ":" in line
+        name = line.partition(":")[0] if is_key else name
+        front.setdefault(name, []).append(line)
+    return front, "\n".join(lines[end + 1 :]) + "\n"
+
+
+def _model_index_entry(result: EvalResult, task: str) -> list[str]:
     """An entry of the model index."""
     name = f"{result.metric} ({result.description})" if result.description else result.metric
     error = {} if result.standard_error is None else {"standard_error": result.standard_error}
     metric = {"type": result.metric, "value": result.value, "name": name}
     return [
-        f"  - task: {json.dumps({'type': kind.pipeline_tag})}",
+        f"  - task: {json.dumps({'type': task})}",
         f"    dataset: {json.dumps({'name': result.dataset, 'type': result.dataset})}",
         f"    metrics: {json.dumps([metric | ({'args': error} if error else {})])}",
     ]

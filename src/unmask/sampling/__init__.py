@@ -49,6 +49,7 @@ PROCESS_SAMPLERS: Family[Sampler] = Family(
         "semi-autoregressive": "unmask.sampling.semi_autoregressive:SemiAutoregressive",
         "uniform-ancestral": "unmask.sampling.uniform:UniformAncestral",
     },
+    extends=SAMPLERS,
 )
 
 if not TYPE_CHECKING:

@@ -92,7 +92,7 @@ class _Predictions:
         return self.stable[ids], totals[:, 1] / totals[:, 2]
 
 
-class ConfidenceSampler(Sampler):
+class _ConfidenceSampler(Sampler):
     """Draw a token for every masked position, keep those that `select` returns, at least one per sequence, and repeat.
 
     `delayed_tokens`, such as the end of a text, are kept only where nothing else is left to write: a short text
@@ -165,7 +165,7 @@ class ConfidenceSampler(Sampler):
 
 
 @dataclass(frozen=True)
-class Confidence(ConfidenceSampler):
+class Confidence(_ConfidenceSampler):
     """The most confident positions first, an equal share of a sequence's masked positions at each step."""
 
     steps: int = 128
@@ -202,7 +202,7 @@ class Confidence(ConfidenceSampler):
 
 
 @dataclass(frozen=True)
-class Threshold(ConfidenceSampler):
+class Threshold(_ConfidenceSampler):
     """Parallel decoding: all tokens whose probability is above a threshold, and always the most probable ones.
 
     A threshold of 1 writes `min_tokens` at every step.
@@ -230,7 +230,7 @@ class Threshold(ConfidenceSampler):
 
 
 @dataclass(frozen=True)
-class Factor(ConfidenceSampler):
+class Factor(_ConfidenceSampler):
     """Parallel decoding: the n most probable tokens, as long as the n-th has a probability >= 1 - factor/(n + 1).
 
     For a factor of at most 1, the tokens that are most probable one by one are then most probable together.
@@ -258,7 +258,7 @@ class Factor(ConfidenceSampler):
 
 
 @dataclass(frozen=True)
-class EntropyBounded(ConfidenceSampler):
+class EntropyBounded(_ConfidenceSampler):
     """As many positions of lowest entropy as keep sum(entropies) - max(entropy) within a bound.
 
     That difference bounds the mutual information that is lost by drawing them independently.

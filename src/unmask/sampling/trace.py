@@ -43,7 +43,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class TracedStep:
+class _TracedStep:
     """The canvas after a step, and what the step changed."""
 
     number: int
@@ -56,13 +56,13 @@ class TracedStep:
     """int64 [B, L]: the step at which each position got its token, 0 if it was given, -1 if it is masked."""
 
 
-def track_steps(canvases: Iterable[Tokens], initial: Tokens, mask_id: int) -> Iterator[TracedStep]:
+def track_steps(canvases: Iterable[Tokens], initial: Tokens, mask_id: int) -> Iterator[_TracedStep]:
     """Each canvas that a sampler yields for the `initial` one, with what has changed."""
     before, written = initial, torch.where(initial == mask_id, _MASKED, 0)
     for number, z in enumerate(canvases, 1):
         changed = z != before
         written = torch.where(z == mask_id, _MASKED, torch.where(changed, number, written))
-        yield TracedStep(number, z, changed, written)
+        yield _TracedStep(number, z, changed, written)
         before = z
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -102,27 +103,41 @@ class CompletionResponder:
         return self.codec.completion_canvas(ids, num_tokens, suffix)
 
     def hit_stop(self, masked_text: MaskedText, ids: Sequence[int]) -> bool:
-        """Whether the generated text contains a stop, so that the rest would be cut off."""
-        return (
-            bool(self.stops)
-            and truncate_at_stop(self.codec.decoded_prefix(_hole_ids(masked_text, ids)), self.stops) is not None
-        )
+        """Whether the generated text has ended or contains a stop, so that the rest would be cut off."""
+        generated, has_ended = self._generated_ids(masked_text, ids)
+        if has_ended or not self.stops:
+            return has_ended
+        return truncate_at_stop(self.codec.decoded_prefix(generated), self.stops) is not None
+
+    def _generated_ids(self, masked_text: MaskedText, ids: Sequence[int]) -> tuple[Sequence[int], bool]:
+        """The ids of the completion up to a token that ends a text, and whether there is one with no mask before it.
+
+        In front of a suffix the text goes on, and such a token is one as any other.
+        """
+        hole = _hole_ids(masked_text, ids)
+        if self.request.suffix:
+            return hole, False
+        ends = self.service.model.vocab.end_ids
+        before = list(itertools.takewhile(lambda id_: id_ not in ends, hole))
+        has_ended = len(before) < len(hole) and self.codec.mask_id not in before
+        return (before, True) if has_ended else (hole, False)
 
     def _choice(self, sequence: GeneratedSequence, index: int) -> CompletionChoice:
         masked_text = self.masked_texts[index // self.request.n]
-        generated = self.codec.decoded_prefix(_hole_ids(masked_text, sequence.ids))
+        ids, has_ended = self._generated_ids(masked_text, sequence.ids)
+        generated = self.codec.decoded_prefix(ids)
         self.service.metrics.generated_tokens.inc(masked_text.num_masked)
         truncated = truncate_at_stop(generated, self.stops)
         text = generated if truncated is None else truncated
-        (first, length), logprobs = masked_text.holes[0], None
+        (first, _), logprobs = masked_text.holes[0], None
         if self.request.logprobs is not None:
-            positions = [i for i in range(first, first + length) if sequence.ids[i] != self.codec.mask_id]
+            positions = [i for i in range(first, first + len(ids)) if sequence.ids[i] != self.codec.mask_id]
             logprobs = self.codec.logprobs(sequence, positions)
         return CompletionChoice(
             index=index,
             text=self._echo(masked_text) + text,
             logprobs=logprobs,
-            finish_reason="length" if truncated is None else "stop",
+            finish_reason="length" if truncated is None and not has_ended else "stop",
         )
 
     def response(self, sequences: Sequence[GeneratedSequence]) -> CompletionResponse:
@@ -171,7 +186,7 @@ class CompletionResponder:
     def _streamable_text(self, index: int, ids: Sequence[int], sent: str) -> str:
         """The text up to the first mask, as far as it cannot become part of a stop; at least what was sent."""
         masked_text = self.masked_texts[index // self.request.n]
-        text = self.codec.decoded_prefix(_hole_ids(masked_text, ids))
+        text = self.codec.decoded_prefix(self._generated_ids(masked_text, ids)[0])
         if truncate_at_stop(text, self.stops) is not None:
             return sent
         text = text[: safe_stream_length(text, self.stops)]

@@ -45,7 +45,10 @@ class GenerationRequest(_StrictRequest):
 
     n: int = Field(1, ge=1, description="The number of candidates.")
     steps: int | None = Field(
-        None, ge=1, description="Denoising steps of the sampler; more are slower and usually better. 64 if not given."
+        None,
+        ge=1,
+        description="Denoising steps of the sampler; more are slower and usually better. If not given, those that the"
+        " model comes with, or 64.",
     )
     sampler: str = Field(
         "default",
@@ -68,7 +71,13 @@ class GenerationRequest(_StrictRequest):
     regex: _Regex | list[_Regex | None] | None = Field(
         None, description="A regular expression that the text of each hole must match, or one for each hole."
     )
-    temperature: float = Field(1.0, ge=0, le=100, description="Sampling temperature; 0 takes the most probable token.")
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=100,
+        description="Sampling temperature; 0 takes the most probable token. If none of `temperature`, `top_p` and"
+        " `top_k` is given, a model that comes with a sampler keeps its own.",
+    )
     top_p: Annotated[float, AfterValidator(lambda p: p or _MIN_TOP_P)] | None = Field(
         None,
         ge=0,
@@ -285,7 +294,8 @@ class CompletionChoice(BaseModel):
     text: str = Field(description="The completion.")
     logprobs: Logprobs | None = Field(None, description="Log-probabilities, if they were requested.")
     finish_reason: Literal["stop", "length"] | None = Field(
-        description="`stop` if a stop text ended the completion, else `length`; null while streaming."
+        description="`stop` if a stop text or the model's end of text ended the completion, else `length`; null while"
+        " streaming."
     )
 
 

@@ -264,14 +264,15 @@ class Service:
     def sampler(self, request: GenerationRequest) -> Sampler:
         """The sampler of a request; its numbers must be within the limits."""
         self.limits.check("n", request.n)
-        steps = self.limits.resolve("steps", request.steps, 64)
-        params = SamplingParams(request.temperature, request.top_k, request.top_p)
+        own = self.model.denoiser.own_sampler
+        steps = self.limits.resolve("steps", request.steps, (own and own.steps) or 64)
+        is_given = request.model_fields_set & {"temperature", "top_k", "top_p"}
+        params = SamplingParams(request.temperature, request.top_k, request.top_p) if is_given else None
         # Only names of the tables: a client must not make the server import "package.module:Name".
         lookup(request.sampler, dict.fromkeys(("default", *SAMPLERS, *self.samplers)), "sampler")
         if request.sampler in self.samplers:
             sampler = _with_steps(self.samplers[request.sampler], request.steps)
-            is_given = request.model_fields_set & {"temperature", "top_k", "top_p"}
-            return sampler.with_params(params, request.sampler) if is_given else sampler
+            return sampler if params is None else sampler.with_params(params, request.sampler)
         return make_sampler(
             self.model.denoiser,
             request.sampler,

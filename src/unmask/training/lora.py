@@ -26,7 +26,8 @@ class LoRA:
     """The scale of the adapters; their factor is alpha/rank."""
     target_modules: tuple[str, ...] = ()
     """Layers by their path inside a block, or its beginning: "attention" is all of its layers, "attention.qkv" one.
-    Empty: all layers but those of the time conditioning, and those that are thinner than the rank."""
+    Empty: all layers but those of the time conditioning, those that choose experts, and those that are thinner than the
+    rank."""
     seed: int = 0
     """Decides the initial values of A; B starts at zero."""
 
@@ -73,11 +74,15 @@ class LoRA:
             name
             for name, path in inside.items()
             if any(_matches_target(path, target) for target in self.target_modules)
-            or (not self.target_modules and not _matches_target(path, "modulation"))
+            or (not self.target_modules and not any(_matches_target(path, kept) for kept in _NOT_ADAPTED))
         ]
         chosen = [(name, known[name]) for name in wanted]
         thick = [(name, layer) for name, layer in chosen if min(layer.weight.shape) >= self.rank]
         return chosen if self.target_modules or not thick else thick
+
+
+_NOT_ADAPTED = ("modulation", "mlp.router")
+"""Layers that are adapted only if they are named."""
 
 
 class _LoRADelta(nn.Module):

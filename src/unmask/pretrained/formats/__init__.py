@@ -20,11 +20,14 @@ from unmask.pretrained.formats.mamba import MAMBA_FORMAT, MAMBA_SSM_FORMAT
 from unmask.pretrained.formats.mdlm import MDLM_FORMAT
 from unmask.pretrained.formats.mosaic_bert import MOSAIC_BERT_FORMAT
 from unmask.pretrained.formats.sdar import SDAR_FORMAT
+from unmask.pretrained.formats.sdtt import SDTT_FORMAT
 from unmask.pretrained.formats.sedd import SEDD_FORMAT
+from unmask.pretrained.formats.transformers import TRANSFORMERS_FORMAT
 
 FORMATS: dict[str, Format] = {
     format_.model_type: format_
     for format_ in (
+        TRANSFORMERS_FORMAT,  # before all others, whose types it may write
         BD3LM_FORMAT,
         LLADA_MOE_FORMAT,  # before LLaDA, whose type its published configs have
         LLADA_FORMAT,
@@ -38,6 +41,7 @@ FORMATS: dict[str, Format] = {
         MDLM_FORMAT,
         DUO_FORMAT,
         SEDD_FORMAT,
+        SDTT_FORMAT,
         CADUCEUS_FORMAT,
         MAMBA_FORMAT,
         MAMBA_SSM_FORMAT,

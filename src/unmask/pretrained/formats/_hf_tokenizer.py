@@ -12,6 +12,8 @@ from unmask.pretrained.formats._hf import translated_errors
 from unmask.types import Vocab
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+GENERATION_FILE = "generation_config.json"
+"""Where folders of transformers name the tokens that end a text."""
 _TOKENIZER_SOURCES = ("vocab.txt", "vocab.json", "*.model", "sentencepiece*")
 """Files from which transformers can build a tokenizer."""
 _SPECIAL_TOKENS = {

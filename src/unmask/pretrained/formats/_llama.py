@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,12 +12,19 @@ from torch import Tensor
 from unmask.backbones.dit import DiTConfig, LlamaBlock
 from unmask.backbones.layers import RotaryScaling
 from unmask.backbones.moe import Experts
+from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.schedule import LogLinear
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion, Objective
 from unmask.pretrained._config_checks import ConfigReader, check_exportable, require_dit
 from unmask.pretrained.formats._llama_tensors import TensorNames, fuse_projections, split_projections
+from unmask.sampling import Blockwise, Confidence, Sampler
 from unmask.types import Vocab
+
+GREEDY = SamplingParams(temperature=0.0)
+"""How most published models draw tokens."""
+LOW_CONFIDENCE = Blockwise(32, Confidence(32, params=GREEDY))
+"""LLaDA's sampler: blocks of 32 tokens, the surest first, one at a time."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,7 @@ class Blocks:
 
     def objective(self, reader: ConfigReader) -> Objective:
         """The objective of a model with this config."""
-        named = self.name_part in "/".join(Path(reader.where).parts[-3:]).lower()
-        if self.key not in reader.config and not named:
+        if reader.config.get(self.key) is None and not _is_named(reader, self.name_part):
             return _OBJECTIVE
         size = reader.get_int(self.key, self.size)
         return BlockDiffusion(block_size=size, schedule=_OBJECTIVE.schedule, from_prompt=self.from_prompt)
@@ -114,12 +120,17 @@ class LlamaFormat:
     qk_norm: bool = False
     """Whether the queries and keys of each head are normalised."""
     shift_logits: bool = False
-    mask_id: int | None = None
-    """The mask of published models, where neither config nor tokenizer names it; None: one of them must."""
+    mask_ids: Mapping[int | None, int] = field(default_factory=dict)
+    """The masks of published models, where neither config nor tokenizer names them, by the size of the vocabulary; None
+    stands for all other sizes. Empty: config or tokenizer must."""
     blocks: Blocks | None = None
     """Block-causal attention; None: every token attends to every token."""
     experts: ExpertsFormat | None = None
     """A mixture of experts; None: blocks have a plain MLP."""
+    sampler: Sampler | None = None
+    """The sampler that the family comes with; None: the one of the model's process."""
+    named_samplers: Mapping[str, Sampler] = field(default_factory=dict)
+    """Samplers of members of the family that only the name of the folder tells apart, by the part that does."""
     architecture: str | None = None
     """The architecture that tells models of the family apart, where published configs have another's type."""
 
@@ -132,8 +143,8 @@ class LlamaFormat:
         self, config: dict[str, Any], weights: dict[str, Tensor], where: str
     ) -> tuple[ModelConfig, dict[str, Tensor]]:
         """Our config and tensors; the schedule is linear."""
-        if config.get("mask_token_id") is None and self.mask_id is not None:
-            config = {**config, "mask_token_id": self.mask_id}
+        if config.get("mask_token_id") is None and self.mask_ids:
+            config = {**config, "mask_token_id": self.mask_ids.get(config.get("vocab_size"), self.mask_ids.get(None))}
         reader, keys = ConfigReader(config, where), self.config_keys
         reader.require(**self.required)
         heads = reader.get_int(keys.heads)
@@ -159,24 +170,33 @@ class LlamaFormat:
             ),
             shift_logits=self.shift_logits,
         )
-        eos_id = _eos_id(reader)
         size = reader.get_int(keys.vocab, config.get("vocab_size"))
-        vocab = Vocab(size, reader.get_token_id("mask_token_id"), eos_id)
+        ends = _end_ids(reader)
+        vocab = Vocab(
+            size,
+            reader.get_token_id("mask_token_id"),
+            eos_id=ends[0] if ends else None,
+            stop_ids=ends[1:],
+        )
         tensors = fuse_projections(weights, self.tensor_names, backbone, vocab, where)
         objective = _OBJECTIVE if self.blocks is None else self.blocks.objective(reader)
-        return ModelConfig(vocab, backbone, objective), tensors
+        named = (sampler for part, sampler in self.named_samplers.items() if _is_named(reader, part))
+        return ModelConfig(vocab, backbone, objective, sampler=next(named, self.sampler)), tensors
 
     def export_state(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Their config and tensors: the inverse of `load_state`."""
-        llama, keys = _require_llama(model, self), self.config_keys
-        config = model.denoiser.config
-        backbone, vocab = require_dit(config.backbone), config.vocab
-        objective = config.objective
+        objective = model.objective
         assert isinstance(objective, MDLM | BlockDiffusion)
         if objective.schedule != _OBJECTIVE.schedule:
             raise ValueError(
                 f"{self.tensor_names.kind} has the linear schedule only: train with --set objective.schedule.eps=0"
             )
+        return self.export_network(model)
+
+    def export_network(self, model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The same for a model of any objective, which the config does not name."""
+        llama, keys = _require_llama(model, self), self.config_keys
+        backbone, vocab = require_dit(model.denoiser.config.backbone), model.vocab
         return {
             "model_type": self.model_type,
             **self.constants,
@@ -190,14 +210,14 @@ class LlamaFormat:
             keys.vocab: vocab.size,
             "vocab_size": vocab.size,
             "mask_token_id": vocab.mask_id,
-            "eos_token_id": vocab.eos_id,
+            "eos_token_id": list(vocab.end_ids) if vocab.stop_ids else vocab.eos_id,
             "pad_token_id": vocab.eos_id,
             keys.norm_eps: llama.norm_eps,
             keys.tie_embeddings: backbone.tie_embeddings,
             **({} if llama.head_dim is None or keys.head_dim is None else {keys.head_dim: llama.head_dim}),
             **({} if keys.rotary_fraction is None else {keys.rotary_fraction: llama.rotary_fraction}),
             **({} if llama.rotary_scaling is None else {"rope_scaling": _scaling_to_json(llama.rotary_scaling)}),
-            **({} if self.blocks is None else self.blocks.export(objective)),
+            **({} if self.blocks is None else self.blocks.export(model.objective)),
             **(
                 {}
                 if llama.experts is None or self.experts is None
@@ -261,13 +281,17 @@ def _head_dim(reader: ConfigReader, keys: ConfigKeys, heads: int) -> int | None:
     return None if size * heads == reader.get_int(keys.width) else size
 
 
-def _eos_id(reader: ConfigReader) -> int | None:
-    """The end of a text; the first where there are several."""
+def _end_ids(reader: ConfigReader) -> tuple[int, ...]:
+    """The ends of a text: first the one between documents."""
     value = reader.config.get("eos_token_id")
     if isinstance(value, list):
-        ids = reader.get_token_ids("eos_token_id")
-        return ids[0] if ids else None
-    return None if value is None else reader.get_token_id("eos_token_id")
+        return reader.get_token_ids("eos_token_id")
+    return () if value is None else (reader.get_token_id("eos_token_id"),)
+
+
+def _is_named(reader: ConfigReader, part: str) -> bool:
+    """Whether the name of a model's folder, or of its repository in the hub's cache, has this part."""
+    return part in "/".join(Path(reader.where).parts[-3:]).lower()
 
 
 def _require_llama(model: LanguageModel, format_: LlamaFormat) -> LlamaBlock:

@@ -7,7 +7,7 @@ is written here.
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
+from unmask.pretrained.formats._llama import LOW_CONFIDENCE, TRANSFORMERS_KEYS, Blocks, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
 
 _REQUIRED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": (False, None)}
@@ -25,6 +25,7 @@ def _a2d(kind: str, *, qk_norm: bool = False, qkv_bias: bool = False, norm_eps: 
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         blocks=_BLOCKS,
+        sampler=LOW_CONFIDENCE,
     )
 
 

@@ -5,8 +5,9 @@ Its logits are still shifted: the first token of a block is predicted by the las
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
+from unmask.pretrained.formats._llama import GREEDY, TRANSFORMERS_KEYS, Blocks, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
+from unmask.sampling import Blockwise, Threshold
 
 FAST_DLLM_FORMAT = LlamaFormat(
     "Fast_dLLM_Qwen",
@@ -17,6 +18,7 @@ FAST_DLLM_FORMAT = LlamaFormat(
     default_norm_eps=1e-6,
     qkv_bias=True,
     shift_logits=True,
-    mask_id=151_665,
+    mask_ids={None: 151_665},
     blocks=Blocks(32, key="bd_size"),
+    sampler=Blockwise(sampler=Threshold(1.0, GREEDY), sub_block_size=8),
 )

@@ -1,8 +1,11 @@
-"""The published LLaDA format (as in `GSAI-ML/LLaDA-8B-Base`): Llama blocks with bidirectional attention."""
+"""The published LLaDA format (as in `GSAI-ML/LLaDA-8B-Base`): Llama blocks with bidirectional attention.
+
+iLLaDA has the same format, with shared keys and values, one matrix for embedding and head, and another mask.
+"""
 
 from __future__ import annotations
 
-from unmask.pretrained.formats._llama import ConfigKeys, LlamaFormat
+from unmask.pretrained.formats._llama import LOW_CONFIDENCE, ConfigKeys, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TensorNames
 
 LLADA_FORMAT = LlamaFormat(
@@ -58,4 +61,6 @@ LLADA_FORMAT = LlamaFormat(
         "include_bias": False,
     },
     default_norm_eps=1e-5,
+    mask_ids={126_464: 126_336, 155_136: 5},
+    sampler=LOW_CONFIDENCE,
 )

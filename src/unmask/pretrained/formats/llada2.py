@@ -1,6 +1,7 @@
 """The published format of LLaDA2.0 and 2.1 (as in `inclusionAI/LLaDA2.0-mini`): block-causal, with experts.
 
-Both have the same network and the same config; 2.1 also edits what it wrote (`JointThreshold`).
+Both have the same network and the same config; 2.1, which is known by the name of its folder, also edits what it wrote
+(`JointThreshold`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from typing import Any
 
 from unmask.backbones.moe import Experts
 from unmask.pretrained._config_checks import ConfigReader
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
+from unmask.pretrained.formats._llama import GREEDY, TRANSFORMERS_KEYS, Blocks, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TensorNames
+from unmask.sampling import Blockwise, JointThreshold, Threshold
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ LLADA2_FORMAT = LlamaFormat(
     },
     default_norm_eps=1e-6,
     qk_norm=True,
-    mask_id=156_895,
+    mask_ids={None: 156_895},
     blocks=Blocks(32),
+    sampler=Blockwise(sampler=Threshold(0.95, GREEDY)),
+    named_samplers={"llada2.1": Blockwise(sampler=JointThreshold(0.95, 0.9, 16, GREEDY))},
     experts=_LLaDA2Experts(),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from unmask.backbones.moe import Experts
 from unmask.pretrained._config_checks import ConfigReader
-from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, LlamaFormat
+from unmask.pretrained.formats._llama import LOW_CONFIDENCE, TRANSFORMERS_KEYS, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES
 
 
@@ -74,7 +74,8 @@ LLADA_MOE_FORMAT = LlamaFormat(
     },
     default_norm_eps=1e-5,
     qk_norm=True,
-    mask_id=156_895,
+    mask_ids={None: 156_895},
+    sampler=LOW_CONFIDENCE,
     experts=_LLaDAExperts(),
     architecture="LLaDAMoEModelLM",
 )

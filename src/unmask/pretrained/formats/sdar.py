@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, Blocks, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, named
+from unmask.sampling import Blockwise, Threshold
 
 SDAR_FORMAT = LlamaFormat(
     "sdar",
@@ -17,6 +18,7 @@ SDAR_FORMAT = LlamaFormat(
     constants={"architectures": ["SDARForCausalLM"], "hidden_act": "silu", "attention_bias": False},
     default_norm_eps=1e-6,
     qk_norm=True,
-    mask_id=151_669,
+    mask_ids={None: 151_669},
     blocks=Blocks(4),
+    sampler=Blockwise(sampler=Threshold(0.85)),
 )
