@@ -39,6 +39,16 @@ def _validate_seed(seed: int) -> None:
         raise ValueError(f"a seed must be 0 or above and below 2^63; got {seed}")
 
 
+def _sequence_seeds(seed: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """A seed for each of `count` sequences: counted up from one, or one given for each."""
+    if not isinstance(seed, Sequence):
+        _validate_seed(seed)
+        return tuple(seed + row for row in range(count))
+    if len(seed) != count:
+        raise ValueError(f"there must be one seed, or one for each of the {count} texts; got {len(seed)}")
+    return tuple(seed)
+
+
 def _validate_count(n: int) -> int:
     if not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be at least 1; got {n!r}")
@@ -177,12 +187,13 @@ class LanguageModel:
         length: int = 128,
         *,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         guidance: GuidanceFn | None = None,
     ) -> Completions:
         """At most `length` tokens after each prompt, up to the end-of-text token if the model has one.
 
-        All prompts share network calls. Completion i is drawn with seed + i, and is the same as alone.
+        All prompts share network calls. Completion i is drawn with seed + i, or with seed i of several, and is the
+        same as alone.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
@@ -206,6 +217,10 @@ class LanguageModel:
         self.check_memory(n, length)
         return blank_canvas(n, length, self.vocab.mask_id, self._encoder.encode(prompt))
 
+    def encode(self, text: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt or of a text to score; ValueError for the mask token in it. Ids are checked."""
+        return self._encoder.encode(text)
+
     def encode_template(self, template: Template | Tensor, n: int = 1) -> Tokens:
         """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes."""
         ids = self._encoder.encode_template(template)
@@ -226,38 +241,41 @@ class LanguageModel:
         self,
         tokens: Tokens,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Samples:
-        """Fill a canvas [n, L] of ids with the mask id in its holes; sequence i is drawn with seed + i.
+        """Fill a canvas [n, L] of ids with the mask id in its holes; sequence i is drawn with seed + i, or with
+        seed i of several.
 
         Positions that are not `valid` [n, L] are padding, which no token attends to. Texts that are longer than the
         model's max_length are generated in windows around their holes, from left to right.
         """
-        ranks, filled = self.distributed, torch.zeros_like(tokens)
+        ranks, filled, seeds = self.distributed, torch.zeros_like(tokens), _sequence_seeds(seed, len(tokens))
         first, count = ranks.shard(len(tokens))
-        nfe = num_queries = 0
+        nfe = num_queries = num_sequence_calls = 0
         if count:
             local = slice(first, first + count)
             local_valid = None if valid is None else valid[local]
             (samples,) = deque(
-                self.generate_steps(tokens[local], sampler, seed + first, local_valid, guidance), maxlen=1
+                self.generate_steps(tokens[local], sampler, seeds[local], local_valid, guidance), maxlen=1
             )
             filled[local], nfe, num_queries = samples.tokens, samples.nfe, samples.num_queries
+            num_sequence_calls = samples.num_sequence_calls
         return Samples(
             ranks.all_reduce(filled),
             int(ranks.all_reduce_max(nfe)),
             int(ranks.all_reduce_scalars(num_queries)[0]),
             self.tokenizer,
             valid,
+            int(ranks.all_reduce_scalars(num_sequence_calls)[0]),
         )
 
     def generate_steps(
         self,
         tokens: Tokens,
         sampler: Sampler | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         valid: Tensor | None = None,
         guidance: GuidanceFn | None = None,
     ) -> Iterator[Samples]:
@@ -265,15 +283,14 @@ class LanguageModel:
 
         Tokens that are not written yet are the mask; `nfe` counts the network calls so far.
         """
-        _validate_seed(seed)
         sampler = resolve_sampler(self.denoiser, sampler)
-        canvas = Canvas(tokens.to(self.device), tuple(seed + row for row in range(len(tokens))))
+        canvas = Canvas(tokens.to(self.device), _sequence_seeds(seed, len(tokens)))
         counted = CountingDenoiser(self.ban_unknown_tokens(self.predictor))
         on_device = None if valid is None else valid.to(self.device)
         steps = iter(self.run_sampler(counted, canvas, sampler, on_device, guidance))
         z: Tokens | None = canvas.tokens
         while z is not None:
-            yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer, valid)
+            yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer, valid, counted.num_sequences)
             with self.inference_mode():  # not around the yield, where the caller's mode must hold
                 z = next(steps, None)
 
