@@ -100,7 +100,7 @@ def evaluate_tasks(
         )
         results = tasks.evaluate_tasks(asked, loaded)
         digest = model_fingerprint(model)
-    if results is not None and is_main and not write_results(asdict(results), seed, {}, digest, out, as_json):
+    if is_main and not write_results(asdict(results), seed, {}, digest, out, as_json):
         _print_results(results)
 
 

@@ -99,12 +99,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @staticmethod
     def _load(pretrained: str | Path | LanguageModel, device: str | None, allow_code: bool) -> LanguageModel:
+        has_cuda = torch.cuda.is_available() and device != "cpu"
         if isinstance(pretrained, LanguageModel):
             lm = pretrained
         else:
-            name = device or ("cuda" if torch.cuda.is_available() else "cpu")
             lm = load(pretrained, require_tokenizer=True, allow_code=allow_code)
-            lm = lm.distribute(Distributed(device=torch.device(name)))
+            # The harness asks for "cuda:0" by itself, also where there is none.
+            lm = lm.distribute(Distributed(device=torch.device(device or "cuda") if has_cuda else torch.device("cpu")))
         if lm.tokenizer is None:
             raise ValueError("this model has no tokenizer, so it cannot be evaluated on tasks")
         lm.denoiser.prepack()

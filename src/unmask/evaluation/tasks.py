@@ -16,12 +16,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lm_eval import simple_evaluate
+from lm_eval import evaluate
 from lm_eval.tasks import TaskManager
 
 from unmask.config import suggest
@@ -101,12 +100,10 @@ class LoadedTasks:
     """Tasks with their documents."""
 
     config: TaskConfig
-    manager: Any
-    """lm_eval's, which knows how tasks belong together."""
     tasks: Mapping[str, Any]
-    """All tasks by name."""
-    asked: Sequence[Any]
-    """What was asked for: groups, and tasks that are in none."""
+    """All tasks by name, those of groups too."""
+    groups: Mapping[str, Any]
+    """The groups by name."""
 
 
 def load_tasks(config: TaskConfig) -> LoadedTasks:
@@ -126,37 +123,41 @@ def load_tasks(config: TaskConfig) -> LoadedTasks:
                 hint = suggest(name, manager.all_tasks) or "; `lm_eval ls tasks` lists all"
                 raise ValueError(f"there is no task {name!r}{hint}")
         tasks: dict[str, Any] = {}
-        asked: dict[str, Any] = {}
+        groups: dict[str, Any] = {}
         for name in names:
             try:
                 loaded = manager.load([name])
             except Exception as error:  # datasets and the harness raise many types
                 why = first_line(error) if online else f"{UNREACHABLE_MESSAGE} ({first_line(error)})"
                 raise ValueError(f"the task {name} cannot be loaded: {why}") from None
-            members = set(chain.from_iterable(loaded["group_map"].values()))
             tasks |= loaded["tasks"]
-            asked |= {key: item for key, item in (loaded["groups"] | loaded["tasks"]).items() if key not in members}
-    return LoadedTasks(config, manager, tasks, list(asked.values()))
+            groups |= loaded["groups"]
+    for task in tasks.values():
+        _configure(task, config)
+    return LoadedTasks(config, tasks, groups)
 
 
-def evaluate_tasks(model: HarnessModel, loaded: LoadedTasks) -> TaskResults | None:
-    """The figures of all tasks; None on ranks that do not report."""
+def _configure(task: Any, config: TaskConfig) -> None:
+    """Set the examples before a question; a task that allows none keeps it that way, as in the harness."""
+    default = task.get_config("num_fewshot")
+    if default != 0:
+        task.set_config(key="num_fewshot", value=(default or 0) if config.num_fewshot is None else config.num_fewshot)
+    task.set_fewshot_seed(seed=config.seed)
+
+
+def evaluate_tasks(model: HarnessModel, loaded: LoadedTasks) -> TaskResults:
+    """The figures of all tasks."""
     config = loaded.config
     with _quiet_harness():
-        results = simple_evaluate(
-            model=model,
-            tasks=loaded.asked,
-            task_manager=loaded.manager,
-            num_fewshot=config.num_fewshot,
+        results = evaluate(
+            lm=model,
+            task_dict={"tasks": dict(loaded.tasks), "groups": dict(loaded.groups)},
             limit=config.limit,
             apply_chat_template=config.apply_chat_template,
             fewshot_as_multiturn=config.apply_chat_template,
             confirm_run_unsafe_code=config.confirm_run_unsafe_code,
             bootstrap_iters=_BOOTSTRAP_ITERATIONS,
-            **{f"{kind}_random_seed": config.seed for kind in ("fewshot", "numpy", "torch")},
         )
-    if results is None:
-        return None
     figures = [figure for name, task in loaded.tasks.items() for figure in _figures(name, task, results, model)]
     figures += _group_figures(results, figures)
     used = {each.name: each for each in model.record.definitions.values()}
