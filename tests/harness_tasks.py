@@ -70,6 +70,7 @@ def write_tasks(folder: Path, documents: Sequence[Mapping[str, Any]] = DOCUMENTS
             "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
             "test_split": "test",
             "target_delimiter": "",
+            "fewshot_delimiter": " ",
             **task,
         }
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(source))

@@ -96,6 +96,7 @@ def evaluate(
     from unmask.cli._progress import progress
     from unmask.data.readers import SourceConfig
     from unmask.evaluation.evaluate import (
+        describe_recipe,
         eval_layout,
         evaluate_dataset,
         num_windows,
@@ -105,6 +106,7 @@ def evaluate(
 
     config = EvalConfig(windows, replicates, precision, seed)
     evaluated: list[tuple[ResolvedDataset, Corpus, Score]] = []
+    recipes: dict[str, str] = {}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
@@ -116,9 +118,10 @@ def evaluate(
             with progress(text.name, total, "windows", quiet=as_json or not is_main) as report:
                 score = evaluate_dataset(lm, text, corpus, per_document, config, report)
             evaluated.append((text, corpus, score))
+            recipes[text.name] = describe_recipe(lm, text, corpus, per_document, config)
         digest = model_fingerprint(model)
     if is_main:
-        _report_scores(evaluated, missing, config, digest, out, as_json)
+        _report_scores(evaluated, recipes, missing, config, digest, out, as_json)
     for sentence in missing.values():
         print(f"unmask: {sentence}", file=sys.stderr)
     if missing:
@@ -127,6 +130,7 @@ def evaluate(
 
 def _report_scores(
     evaluated: list[tuple[ResolvedDataset, Corpus, Score]],
+    recipes: Mapping[str, str],
     missing: dict[str, str],
     config: EvalConfig,
     model: Mapping[str, str],
@@ -140,6 +144,7 @@ def _report_scores(
             "origin": text.origin,
             "per_word": text.per_word,
             "data": corpus.digest,
+            "recipe": recipes[text.name],
             **score.to_dict(),
         }
         for text, corpus, score in evaluated
@@ -148,6 +153,9 @@ def _report_scores(
         warn_if_imprecise(text.name, score.standard_error / score.nats_per_token, config.precision)
     if not write_results({"texts": metrics, "missing": missing}, config.seed, fingerprints, model, out, as_json):
         _print_scores(evaluated)
+        for text, _, _ in evaluated:
+            if text.recipe is not None:  # a named set, whose figures others have published
+                print(f"{text.name}: {recipes[text.name]}")
 
 
 def eval_samples(

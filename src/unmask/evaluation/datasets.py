@@ -201,6 +201,8 @@ class ResolvedDataset:
     num_words: int | None = None
     """The words of a named dataset before detokenization; the end of each row (also of an empty one) counts as a word.
     Nats per word are nats / words, whatever the tokenizer."""
+    recipe: str | None = None
+    """Which rows of a named dataset are scored, and what was done to them."""
 
 
 def resolve_dataset(
@@ -231,7 +233,22 @@ def resolve_dataset(
     words, sha256 = _write_documents(texts, lambda row: detokenizer(dataset.row_transform(row)), file)
     if not file.stat().st_size:
         raise ValueError(f"{origin} holds no text")
-    return ResolvedDataset(name, str(file), SourceConfig(), origin, f"sha256:{sha256}", dataset.per_word, words)
+    return ResolvedDataset(
+        name,
+        str(file),
+        SourceConfig(),
+        origin,
+        f"sha256:{sha256}",
+        dataset.per_word,
+        words,
+        f"the {split} split, {_describe_rows(detokenizer)}; empty rows are left out",
+    )
+
+
+def _describe_rows(detokenizer: Callable[[str], str]) -> str:
+    if isinstance(detokenizer, detokenize.Detokenizer):
+        return f"detokenized by the {len(detokenizer.rules)} rules of SEDD and MDLM ({detokenizer.name})"
+    return "as it is distributed"
 
 
 def _resolve_source(name: str, source_config: SourceConfig, allow_code: AllowCode) -> ResolvedDataset:

@@ -19,6 +19,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
+from unmask.config import lookup
 from unmask.diffusion.process import BlockMasking, Masking
 from unmask.distributed import Distributed
 from unmask.evaluation._chat_template import ChatTemplate
@@ -34,6 +35,7 @@ from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import Completions, LanguageModel
 from unmask.pretrained import load
+from unmask.sampling import SAMPLERS
 from unmask.sampling.ancestral import Ancestral
 from unmask.sampling.base import Sampler
 from unmask.sampling.factory import make_sampler
@@ -88,6 +90,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             known = ", ".join(GenerationSettings.__dataclass_fields__)
             raise ValueError(f"there is no setting {sorted(unknown)[0]!r}; those of generation are {known}")
         self.settings = GenerationSettings(**generation)
+        lookup(self.settings.sampler, {"default": None, **SAMPLERS}, "sampler")
         self.scoring = ScoreConfig(mc_num, seed=seed, enumerate_short=True)
         self.greedy, self.seed = greedy, seed
         chosen = _AUTO_BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
