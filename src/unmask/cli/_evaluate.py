@@ -67,7 +67,7 @@ def evaluate(
       unmask eval runs/demo/model runs/demo/corpus
       unmask eval runs/demo/model lambada ptb wikitext --folder text_sets/ --precision 0.005
       unmask eval runs/demo/model mdlm-zero-shot
-      unmask eval runs/demo/model --tasks arithmetic --include-path my_tasks/ --limit 8
+      unmask eval runs/demo/model --tasks sums --include-path my_tasks/ --limit 8
       torchrun --nproc_per_node 2 -m unmask eval runs/demo/model my_test.txt
 
     Under `torchrun` the processes share the work; the results are the same.
