@@ -33,7 +33,7 @@ _NOISY_LOGGERS = (
 )
 """Loggers that report signals and failures of the ranks."""
 
-_HARNESS_MODEL = "unmask.evaluation.harness:HarnessModel"
+_HARNESS_MODEL = "unmask.evaluation.harness._model:HarnessModel"
 
 
 def register_harness_model() -> None:

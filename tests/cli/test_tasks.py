@@ -21,8 +21,7 @@ import unmask
 from harness_tasks import DOCUMENTS, write_tasks
 from processes import run_program
 from unmask import MDLM, SSDLM, LanguageModel, NextToken, Tokenizer
-from unmask.evaluation.harness import HarnessModel
-from unmask.evaluation.tasks import TaskConfig, TaskFigure, evaluate_tasks, load_tasks
+from unmask.evaluation.harness import HarnessModel, TaskConfig, TaskFigure, evaluate_tasks, load_tasks
 from unmask.objectives import Objective
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +138,7 @@ def only_included(include_path: Path | None, include_defaults: bool = True) -> T
 def test_what_cannot_be_evaluated_is_one_sentence(
     letters: str, tasks: Path, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unmask.evaluation.tasks.TaskManager", only_included)
+    monkeypatch.setattr("unmask.evaluation.harness._tasks.TaskManager", only_included)
     backbone = unmask.DiTConfig(width=16, depth=1, heads=2, max_length=12, dropout=0.0)
     continuous = LanguageModel.from_config(backbone, SSDLM(), LETTERS)
     simplex = str(unmask.save(continuous, tmp_path / "simplex"))

@@ -22,8 +22,8 @@ import tiny_models
 import unmask
 from harness_tasks import TASKS, write_tasks
 from unmask import MDLM, SEDD, BlockDiffusion, LanguageModel, NextToken, Tokenizer, UniformDiffusion, launcher
-from unmask.evaluation._greedy import writes_greedily
 from unmask.evaluation.harness import HarnessModel
+from unmask.evaluation.harness._greedy import writes_greedily
 from unmask.objectives import Objective
 
 ROOT = Path(__file__).parents[2]

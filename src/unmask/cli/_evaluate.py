@@ -96,7 +96,6 @@ def evaluate(
     from unmask.cli._progress import progress
     from unmask.data.readers import SourceConfig
     from unmask.evaluation.evaluate import (
-        describe_recipe,
         eval_layout,
         evaluate_dataset,
         num_windows,
@@ -114,11 +113,12 @@ def evaluate(
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
-            total = num_windows(corpus, eval_layout(lm, corpus, per_document), config) if precision is None else None
+            layout = eval_layout(lm, corpus, per_document)
+            total = num_windows(corpus, layout, config) if precision is None else None
             with progress(text.name, total, "windows", quiet=as_json or not is_main) as report:
                 score = evaluate_dataset(lm, text, corpus, per_document, config, report)
             evaluated.append((text, corpus, score))
-            recipes[text.name] = describe_recipe(lm, text, corpus, per_document, config)
+            recipes[text.name] = text.describe_recipe(lm, corpus, layout, config)
         digest = model_fingerprint(model)
     if is_main:
         _report_scores(evaluated, recipes, missing, config, digest, out, as_json)

@@ -14,7 +14,7 @@ from unmask.cli._signature import Option
 from unmask.report.formatting import MISSING_VALUE, format_estimate, print_table
 
 if TYPE_CHECKING:
-    from unmask.evaluation.tasks import TaskFigure, TaskResults
+    from unmask.evaluation.harness import TaskFigure, TaskResults
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,9 @@ def evaluate_tasks(
     from unmask.pretrained import resolve_model_folder
 
     import_optional("lm_eval", "harness")
-    from unmask.evaluation import tasks
-    from unmask.evaluation.harness import HarnessModel
+    from unmask.evaluation import harness
 
-    config = tasks.TaskConfig(
+    config = harness.TaskConfig(
         options.tasks,
         options.limit,
         options.num_fewshot,
@@ -83,9 +82,9 @@ def evaluate_tasks(
     )
     if not resolve_model_folder(model).exists():
         load_model(model)  # which says what is wrong with it, before thousands of tasks are looked at
-    loaded = tasks.load_tasks(config)
+    loaded = harness.load_tasks(config)
     with load_distributed(model, allow_code, both_strands) as (lm, is_main):
-        asked = HarnessModel(
+        asked = harness.HarnessModel(
             lm,
             folder=model,
             mc_num=options.draws,
@@ -98,7 +97,7 @@ def evaluate_tasks(
             temperature=options.temperature,
             max_gen_toks=options.max_gen_toks,
         )
-        results = tasks.evaluate_tasks(asked, loaded)
+        results = harness.evaluate_tasks(asked, loaded)
         digest = model_fingerprint(model)
     if is_main and not write_results(asdict(results), seed, {}, digest, out, as_json):
         _print_results(results)

@@ -24,13 +24,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unmask.data.corpus import Corpus, is_corpus
 from unmask.data.readers import ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
 from unmask.evaluation import _detokenize as detokenize
 from unmask.registry import AllowCode
 
-__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "EvalDataset", "ResolvedDataset", "resolve_dataset"]
+if TYPE_CHECKING:  # names and files need no torch
+    from unmask.data.loader import RowLayout
+    from unmask.likelihood.corpus import EvalConfig
+    from unmask.model import LanguageModel
+
+__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "ResolvedDataset", "resolve_dataset"]
 
 _TEST, _VALIDATION = "test", "validation"
 _PARQUET_REVISION = "refs/convert/parquet"
@@ -42,7 +48,7 @@ _TABLE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
-class EvalDataset:
+class _EvalDataset:
     """Where a dataset is found, and how its rows become documents."""
 
     hub_id: str
@@ -104,9 +110,9 @@ def _ensure_newline(line: str) -> str:
     return line.removesuffix("\n") + "\n"
 
 
-_wikitext = partial(EvalDataset, "Salesforce/wikitext", row_transform=_ensure_newline, detokenize=detokenize.WIKITEXT)
+_wikitext = partial(_EvalDataset, "Salesforce/wikitext", row_transform=_ensure_newline, detokenize=detokenize.WIKITEXT)
 _papers = partial(
-    EvalDataset,
+    _EvalDataset,
     "armanc/scientific_papers",
     columns=(("article",), ("body",), ("text",)),
     detokenize=detokenize.SCIENTIFIC_PAPERS,
@@ -115,8 +121,8 @@ _papers = partial(
     revision=_PARQUET_REVISION,
 )
 
-DATASETS: dict[str, EvalDataset] = {
-    "ptb": EvalDataset(
+DATASETS: dict[str, _EvalDataset] = {
+    "ptb": _EvalDataset(
         "ptb-text-only/ptb_text_only",
         "penn_treebank",
         ("ptb",),
@@ -141,7 +147,7 @@ DATASETS: dict[str, EvalDataset] = {
     ),
     "wikitext2": _wikitext("wikitext-2-v1", ("wikitext2", "wikitext-2"), per_word=True),
     "wikitext103": _wikitext("wikitext-103-v1", ("wikitext103", "wikitext-103"), per_word=True),
-    "lm1b": EvalDataset(
+    "lm1b": _EvalDataset(
         "billion-word-benchmark/lm1b",
         "plain_text",
         ("lm1b",),
@@ -152,14 +158,14 @@ DATASETS: dict[str, EvalDataset] = {
         file_patterns=("heldout-*", "news.en.heldout-*"),
         revision=_PARQUET_REVISION,
     ),
-    "lambada": EvalDataset(
+    "lambada": _EvalDataset(
         "EleutherAI/lambada_openai",
         "default",
         ("lambada",),
         detokenize=detokenize.LAMBADA,
         published_split=_TEST,
     ),
-    "ag_news": EvalDataset(
+    "ag_news": _EvalDataset(
         "fancyzhx/ag_news",
         None,
         ("ag_news",),
@@ -203,6 +209,18 @@ class ResolvedDataset:
     Nats per word are nats / words, whatever the tokenizer."""
     recipe: str | None = None
     """Which rows of a named dataset are scored, and what was done to them."""
+
+    def describe_recipe(self, lm: LanguageModel, corpus: Corpus, layout: RowLayout, config: EvalConfig) -> str:
+        """How it is scored, in one line: its rows, what separates them, the windows, and how often they are read."""
+        separator = "nothing between documents"
+        if corpus.eos_id is not None and lm.tokenizer is not None:
+            spelled = lm.tokenizer.id_to_token(corpus.eos_id)
+            separator = f"{spelled!r} after each document, which counts as a token"
+        some = "" if config.windows is None else f", {config.windows:,} of them, spread evenly"
+        passes = f"{'' if config.precision is None else 'at least '}{config.replicates} passes of other masks"
+        if lm.denoiser.process.is_left_to_right:
+            passes = "one pass, exact"
+        return "; ".join(filter(None, (self.recipe, separator, f"{layout.summary}{some}", passes)))
 
 
 def resolve_dataset(
@@ -260,7 +278,7 @@ def _resolve_source(name: str, source_config: SourceConfig, allow_code: AllowCod
     return ResolvedDataset(name, name, source_config, name, Sources([name]).fingerprints[name])
 
 
-def _dataset_rows(dataset: EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
+def _dataset_rows(dataset: _EvalDataset, split: str, folder: Path | None) -> tuple[str, Iterator[str]]:
     """The origin of a split, and the text of each of its rows."""
     if folder is not None:
         files = dataset.find_files(split, folder)

@@ -110,27 +110,6 @@ def evaluate_dataset(
     return replace(score, text_stats=replace(score.text_stats, words=round(dataset.num_words * share)))
 
 
-def describe_recipe(
-    lm: LanguageModel, dataset: ResolvedDataset, corpus: Corpus, per_document: bool, config: EvalConfig
-) -> str:
-    """How a dataset is scored, in one line: its rows, what separates them, the windows, and how often they are read."""
-    layout, eos = eval_layout(lm, corpus, per_document), corpus.eos_id
-    separator = "nothing between documents"
-    if eos is not None and lm.tokenizer is not None:
-        separator = f"{lm.tokenizer.id_to_token(eos)!r} after each document, which counts as a token"
-    rows = "windows of {} tokens of all documents one after another, each by itself"
-    if isinstance(layout, PerDocument):
-        rows = "documents by themselves, in windows of {} tokens"
-    elif isinstance(layout, GenomeWindows):
-        rows = "windows of {} bases, each inside one contig"
-    some = "" if config.windows is None else f", {config.windows:,} of them, spread evenly"
-    passes = "one pass, exact" if lm.denoiser.process.is_left_to_right else f"{config.replicates} passes of other masks"
-    if config.precision is not None and not lm.denoiser.process.is_left_to_right:
-        passes = f"at least {passes}"
-    parts = [dataset.recipe, separator, rows.format(f"{layout.length:,}") + some, passes]
-    return "; ".join(filter(None, parts))
-
-
 @dataclass(frozen=True)
 class SamplerSpec:
     """A sampler, its name, and its number of steps if it has one."""

@@ -24,8 +24,8 @@ from lm_eval import evaluate
 from lm_eval.tasks import TaskManager
 
 from unmask.config import suggest
-from unmask.evaluation._definitions import Definition
-from unmask.evaluation.harness import HarnessModel
+from unmask.evaluation.harness._definitions import Definition
+from unmask.evaluation.harness._model import HarnessModel
 from unmask.io.errors import first_line, silenced_loggers
 from unmask.io.hub import UNREACHABLE_MESSAGE, hub_session
 

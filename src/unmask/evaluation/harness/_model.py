@@ -22,15 +22,15 @@ from tqdm import tqdm
 from unmask.config import lookup
 from unmask.diffusion.process import BlockMasking, Masking
 from unmask.distributed import Distributed
-from unmask.evaluation._chat_template import ChatTemplate
-from unmask.evaluation._definitions import (
+from unmask.evaluation.harness._chat_template import ChatTemplate
+from unmask.evaluation.harness._definitions import (
     Definition,
     generation_definition,
     likelihood_definition,
     rolling_definition,
 )
-from unmask.evaluation._generation import GenerationSettings, Question, Usage, cut_answer, grouped, read_options
-from unmask.evaluation._greedy import Pair, writes_greedily
+from unmask.evaluation.harness._generation import GenerationSettings, Question, Usage, cut_answer, grouped, read_options
+from unmask.evaluation.harness._greedy import Pair, writes_greedily
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import Completions, LanguageModel
