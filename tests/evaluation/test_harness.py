@@ -22,7 +22,9 @@ import tiny_models
 import unmask
 from harness_tasks import TASKS, write_tasks
 from unmask import MDLM, SEDD, BlockDiffusion, LanguageModel, NextToken, Tokenizer, UniformDiffusion, launcher
+from unmask.diffusion.categorical import SamplingParams
 from unmask.evaluation.harness import HarnessModel
+from unmask.evaluation.harness._generation import GenerationSettings, cut_answer, read_options
 from unmask.evaluation.harness._greedy import writes_greedily
 from unmask.objectives import Objective
 
@@ -269,6 +271,16 @@ def test_answers_are_those_of_greedy_decoding() -> None:
     first, cut, _ = HarnessModel(model.lm, max_gen_toks=4).generate_until(asked("generate_until", *questions))
     assert first == whole
     assert cut == whole[: whole.index(whole[2])]
+
+
+def test_the_first_stop_string_ends_an_answer() -> None:
+    assert cut_answer("abcdab", ("d", "zz", "bc"), LETTERS) == "a"
+    assert cut_answer("abcdab", (), LETTERS) == "abcdab"
+    assert cut_answer("ab<|endoftext|>", (), Tokenizer.train_bpe(iter(["ab"]), 260)) == "ab"
+    length, params, until = read_options({"until": "d", "temperature": 0.5, "do_sample": True}, GenerationSettings())
+    assert (length, params, until) == (256, SamplingParams(0.5), ("d",))
+    _, params, _ = read_options({"temperature": 0.5, "do_sample": False}, GenerationSettings())
+    assert params == SamplingParams(0.0)
 
 
 def test_repeats_of_a_question_are_drawn_apart() -> None:
