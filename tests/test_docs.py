@@ -38,7 +38,7 @@ HUB = {
     "eval runs/demo/model mdlm-zero-shot": "ptb:validation",
 }
 """What only the hub has, and what is said of it where there is no network."""
-LATER = ("make", "pip", "source", "curl", "pre-commit")
+LATER = ("make", "pip", "source", "curl", "pre-commit", "lm_eval")
 """Programs whose lines have tests of their own, or install something."""
 
 
@@ -68,6 +68,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))
     )
+    _write_task(folder / "my_tasks")
     shutil.copytree(folder / "my_texts", folder / "my_data" / "wikitext2")
     shutil.copy(ROOT / "README.md", folder / "my_data" / "wikitext2" / "train.tokens")
     for name in ("lambada", "ptb", "wikitext"):
@@ -94,6 +95,17 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = run_in_shell(f"unmask train stdlib-tiny --out runs/demo --steps 3 --batch-size 4 {SMALL}", folder)
     assert trained.returncode == 0, trained.stderr
     return folder
+
+
+def _write_task(folder: Path) -> None:
+    """The task that docs/harness.md shows, with a cache beside it."""
+    folder.mkdir()
+    shown = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "harness.md").read_text(), re.DOTALL)
+    assert shown is not None
+    cached = shown[1].replace("{data_files:", f"{{cache_dir: {folder / 'cache'}, data_files:")
+    (folder / "sums.yaml").write_text(cached)
+    sums = [{"question": f"{n} + 1 =", "choices": [str(n + 1), "11"], "answer": 0} for n in range(3)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in sums))
 
 
 SESSIONS = sorted({example.where for example in document_examples()})

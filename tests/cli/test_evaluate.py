@@ -114,6 +114,24 @@ def test_eval_of_known_sets(alphabet: str, command: Callable[..., Any], tmp_path
     assert done.err.count("is missing") == 6
 
 
+def test_the_recipe_of_a_known_set_is_printed(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    """Split, detokenizer, separators, windows and passes; JSON has it for every text."""
+    (tmp_path / "ptb.txt").write_text(" abc a \n ab c \n" * 9)
+    named = ("eval", alphabet, "--folder", str(tmp_path))
+    recipe = command(*named, "ptb", "--windows", "3").out.splitlines()[-1]
+    assert recipe == (
+        "ptb: the test split, detokenized by the 9 rules of SEDD and MDLM (PTB); empty rows are left out;"
+        r" '\n' after each document, which counts as a token; windows of 16 tokens of all documents one after another,"
+        " each by itself, 3 of them, spread evenly; 8 passes of other masks"
+    )
+    raw = json.loads(command(*named, "ptb:raw", "--per-document", "--precision", "0.5", "--json").out)["texts"][0]
+    assert raw["recipe"].startswith("the test split, as it is distributed; ")
+    assert "; documents by themselves, in windows of 16 tokens; at least 8 passes" in raw["recipe"]
+    (tmp_path / "mine.txt").write_text(TEXT)
+    plain = command("eval", alphabet, str(tmp_path / "mine.txt"), "--windows", "2").out.splitlines()
+    assert len(plain) == 2  # no table of others has this text
+
+
 def test_eval_of_a_prepared_corpus_is_of_what_was_held_out(
     alphabet: str, command: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.evaluation._detokenize import LAMBADA, LM1B, PTB, SCIENTIFIC_PAPERS, WIKITEXT, _Detokenizer
+from unmask.evaluation._detokenize import LAMBADA, LM1B, PTB, SCIENTIFIC_PAPERS, WIKITEXT, Detokenizer
 
 SHORTER = [WIKITEXT, PTB, LM1B, SCIENTIFIC_PAPERS]
 
@@ -101,7 +101,7 @@ def test_wikitext_takes_away_nothing_but_blanks(text: str) -> None:
 
 @given(st.text(alphabet="abc xyz").map(" ".join))
 @pytest.mark.parametrize("detokenizer", [WIKITEXT, PTB, LM1B, SCIENTIFIC_PAPERS])
-def test_plain_words_stay_as_they_are(detokenizer: _Detokenizer, text: str) -> None:
+def test_plain_words_stay_as_they_are(detokenizer: Detokenizer, text: str) -> None:
     assert detokenizer(text) == text
 
 

@@ -100,6 +100,48 @@ def test_the_score_after_a_prompt_is_the_conditional_bound(objective: Objective,
     assert math.sqrt(sum(d * d for d in deviations) / len(deviations)) < 2.5
 
 
+@pytest.mark.parametrize("objective", [MDLM(schedule=LINEAR), MDLM(), SEDD(schedule=LINEAR)], ids=str)
+@pytest.mark.parametrize("prompt", [(), (2,), (1, 0)], ids=str)
+def test_short_texts_are_scored_without_an_error(objective: MDLM | SEDD, prompt: tuple[int, ...]) -> None:
+    """All maskings of a text are summed where they are no more than the draws: it is the enumerated bound."""
+    table = random_table(objective, drift=0.0)
+    texts = [x for x in CLEAN_STATES if x[: len(prompt)] == prompt]
+    requests = [ScoreRequest(x[len(prompt) :], prompt) for x in texts]
+    scored = score_requests(table, objective, requests, ScoreConfig(16, enumerate_short=True), per_token=True)
+    for x, score in zip(texts, scored.per_text, strict=True):
+        exact = continuous_bound(table, objective.schedule, x, prompt=len(prompt))
+        assert score.nats == pytest.approx(exact, rel=1e-9)
+        assert sum(score.token_nats) == pytest.approx(exact, rel=1e-9)
+        assert (score.variance, score.tokens) == (0, 3 - len(prompt))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_long_texts_and_other_objectives_are_drawn_as_before(objective: Objective) -> None:
+    denoiser = tiny_models.tiny_denoiser(objective)
+    requests = [ScoreRequest([0, 1, 2, 3, 5, 6][: 5 - n % 3], [5, 6][: n % 3]) for n in range(20)]
+    drawn, mixed = (
+        score_requests(denoiser, objective, requests, ScoreConfig(16, enumerate_short=short)).per_text
+        for short in (False, True)
+    )
+    can_enumerate = isinstance(objective, SEDD) or objective == MDLM()
+    for request, before, now in zip(requests, drawn, mixed, strict=True):
+        if can_enumerate and 2 ** len(request.ids) - 1 <= 16:
+            assert now.variance == 0
+            assert now.nats == pytest.approx(before.nats, abs=6 * math.sqrt(before.variance) + 1e-6)
+        else:
+            assert now.nats == pytest.approx(before.nats, rel=1e-9)
+
+
+def test_a_seed_belongs_to_the_request_and_not_to_its_place() -> None:
+    denoiser = tiny_models.tiny_denoiser(MDLM())
+    requests = [ScoreRequest([0, 1, 2, 3], [5, 6][: n % 3], seed=1000 + n % 2) for n in range(20)]
+    together = score_requests(denoiser, MDLM(), requests).per_text
+    backwards = score_requests(denoiser, MDLM(), requests[::-1]).per_text[::-1]
+    assert [each.nats for each in together] == pytest.approx([each.nats for each in backwards], rel=1e-9)
+    assert together[0].nats == pytest.approx(together[6].nats, rel=1e-9)  # the same text, the same seed
+    assert abs(together[0].nats - together[3].nats) > 1e-6  # the same text, another seed
+
+
 @pytest.mark.parametrize("prompt", [(), (1,), (1, 0)], ids=str)
 def test_true_conditionals_give_the_true_conditional_likelihood(prompt: tuple[int, ...]) -> None:
     """With a network that knows the joint distribution the bound is tight, and continuations sum to one."""
@@ -191,7 +233,7 @@ def test_a_batch_is_read_from_the_device_once(objective: Objective) -> None:
     """Beyond what the objective and the network read: the sums of all its requests."""
     denoiser = tiny_models.tiny_denoiser(objective)
     requests = [ScoreRequest([0, 1, 2], [5, 6][: n % 2]) for n in range(20)]
-    scorer = _RequestScorer(NatsEstimator(denoiser, objective), requests, 0, Distributed(), per_token=True)
+    scorer = _RequestScorer(NatsEstimator(denoiser, objective), requests, ScoreConfig(), Distributed(), per_token=True)
     chunks = [chunk for index in range(20) for window in scorer._windows(index, 16) for chunk in scorer._chunks(window)]
     scorer._score_batch(chunks, TIME_BINS + 3)  # which also computes the baselines
     with host_reads() as whole:

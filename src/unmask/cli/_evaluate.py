@@ -27,6 +27,8 @@ from unmask.cli._arguments import (
     write_results,
 )
 from unmask.cli._generation_options import SAMPLER_OPTION, make_sampler
+from unmask.cli._signature import Inline
+from unmask.cli._tasks import TaskOptions, evaluate_tasks
 from unmask.report.formatting import format_estimate, print_table
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _MDLM_ZERO_SHOT = "mdlm-zero-shot"
 
 def evaluate(
     model: ModelPath,
-    sources: TextArgs,
+    sources: TextArgs = (),
     folder: Path | None = None,
     windows: int | None = None,
     replicates: int = 8,
@@ -51,19 +53,21 @@ def evaluate(
     lines: bool = False,
     field: str = "text",
     column: str = "text",
+    task_options: Annotated[TaskOptions, Inline()] = TaskOptions(),  # noqa: B008
     seed: int = 0,
     both_strands: BothStrandsFlag = False,
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Evaluate a model on texts: perplexity and bits per byte, with standard errors.
+    """Evaluate a model on texts or tasks: perplexity and bits per byte, or accuracy, with standard errors.
 
     For example:
       unmask eval runs/demo/model my_test.txt
       unmask eval runs/demo/model runs/demo/corpus
       unmask eval runs/demo/model lambada ptb wikitext --folder text_sets/ --precision 0.005
       unmask eval runs/demo/model mdlm-zero-shot
+      unmask eval runs/demo/model --tasks sums --include-path my_tasks/ --limit 8
       torchrun --nproc_per_node 2 -m unmask eval runs/demo/model my_test.txt
 
     Under `torchrun` the processes share the work; the results are the same.
@@ -72,7 +76,7 @@ def evaluate(
         model: A model folder with a tokenizer.
         sources: Files or folders, as `unmask prepare` takes them; names of text sets (ptb, wikitext, lm1b,
             lambada, ag_news, arxiv, pubmed; also ptb:validation or ptb:raw); mdlm-zero-shot, for all seven; or the
-            folder of a prepared corpus, such as RUN/corpus, for its held-out part.
+            folder of a prepared corpus, such as RUN/corpus, for its held-out part. None with --tasks.
         folder: The folder with the files of named text sets; by default they come from the hub.
         windows: Evaluate only this many windows, spread evenly over each text; all by default.
         replicates: Passes over the text, each with new times and masks; more passes give a smaller error.
@@ -83,6 +87,12 @@ def evaluate(
         column: The column of tables that holds the text.
         seed: The seed of times and masks.
     """
+    validate_output(out)
+    if task_options.tasks:
+        if sources:
+            raise ValueError(f"evaluate on texts or on tasks, one after the other: {sources[0]} is a text")
+        evaluate_tasks(model, task_options, seed, both_strands, out, as_json, allow_code)
+        return
     from unmask.cli._progress import progress
     from unmask.data.readers import SourceConfig
     from unmask.evaluation.evaluate import (
@@ -93,9 +103,9 @@ def evaluate(
     )
     from unmask.likelihood.corpus import EvalConfig
 
-    validate_output(out)
     config = EvalConfig(windows, replicates, precision, seed)
     evaluated: list[tuple[ResolvedDataset, Corpus, Score]] = []
+    recipes: dict[str, str] = {}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
@@ -103,13 +113,15 @@ def evaluate(
         lm.denoiser.prepack()
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
-            total = num_windows(corpus, eval_layout(lm, corpus, per_document), config) if precision is None else None
+            layout = eval_layout(lm, corpus, per_document)
+            total = num_windows(corpus, layout, config) if precision is None else None
             with progress(text.name, total, "windows", quiet=as_json or not is_main) as report:
                 score = evaluate_dataset(lm, text, corpus, per_document, config, report)
             evaluated.append((text, corpus, score))
+            recipes[text.name] = text.describe_recipe(lm, corpus, layout, config)
         digest = model_fingerprint(model)
     if is_main:
-        _report_scores(evaluated, missing, config, digest, out, as_json)
+        _report_scores(evaluated, recipes, missing, config, digest, out, as_json)
     for sentence in missing.values():
         print(f"unmask: {sentence}", file=sys.stderr)
     if missing:
@@ -118,6 +130,7 @@ def evaluate(
 
 def _report_scores(
     evaluated: list[tuple[ResolvedDataset, Corpus, Score]],
+    recipes: Mapping[str, str],
     missing: dict[str, str],
     config: EvalConfig,
     model: Mapping[str, str],
@@ -131,6 +144,7 @@ def _report_scores(
             "origin": text.origin,
             "per_word": text.per_word,
             "data": corpus.digest,
+            "recipe": recipes[text.name],
             **score.to_dict(),
         }
         for text, corpus, score in evaluated
@@ -139,6 +153,9 @@ def _report_scores(
         warn_if_imprecise(text.name, score.standard_error / score.nats_per_token, config.precision)
     if not write_results({"texts": metrics, "missing": missing}, config.seed, fingerprints, model, out, as_json):
         _print_scores(evaluated)
+        for text, _, _ in evaluated:
+            if text.recipe is not None:  # a named set, whose figures others have published
+                print(f"{text.name}: {recipes[text.name]}")
 
 
 def eval_samples(

@@ -19,9 +19,10 @@ _Rule: TypeAlias = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
 @dataclass(frozen=True)
-class _Detokenizer:
+class Detokenizer:
     """Rules (pattern, replacement), applied one after the other."""
 
+    name: str
     rules: tuple[_Rule, ...]
 
     def __call__(self, text: str) -> str:
@@ -54,7 +55,8 @@ def _attach_left(mark: str) -> _Rule:
     return _literal(f" {mark} ", f"{mark} ")
 
 
-WIKITEXT = _Detokenizer(
+WIKITEXT = Detokenizer(
+    "WikiText",
     (
         _literal("s '", "s'"),
         *(_literal(f" @{mark}@ ", mark) for mark in "-,."),
@@ -66,10 +68,11 @@ WIKITEXT = _Detokenizer(
         _literal("\n ", "\n"),
         _literal(" N ", " 1 "),  # a number, where it was PTB's
         _literal(" 's", "'s"),
-    )
+    ),
 )
 
-PTB = _Detokenizer(
+PTB = Detokenizer(
+    "PTB",
     (
         _literal(" 's", "'s"),
         _literal("s ' ", "s' "),
@@ -80,10 +83,11 @@ PTB = _Detokenizer(
         _literal("$ 1", "$1"),
         _literal("# 1", "#1"),
         _literal("<unk>", "?"),
-    )
+    ),
 )
 
-LM1B = _Detokenizer(
+LM1B = Detokenizer(
+    "LM1B",
     (
         _literal("http : / / ", "http://"),
         _literal("https : / / ", "https://"),
@@ -96,16 +100,17 @@ LM1B = _Detokenizer(
         *(_unpad_inside(*pair) for pair in ('""', "''", "()", "[]")),
         _literal("$ ", "$"),
         _literal("£ ", "£"),
-    )
+    ),
 )
 
-LAMBADA = _Detokenizer(
+LAMBADA = Detokenizer(
+    "LAMBADA",
     (
         (re.compile("[“”]"), '"'),
         (re.compile(r"\s+\Z"), ""),
         (re.compile(r"\A\s*"), "\n"),  # a passage starts on a new line
-    )
+    ),
 )
 
-SCIENTIFIC_PAPERS = _Detokenizer(WIKITEXT.rules + LM1B.rules)
+SCIENTIFIC_PAPERS = Detokenizer("scientific papers", WIKITEXT.rules + LM1B.rules)
 """Scientific papers: WikiText's rules, then LM1B's."""

@@ -24,13 +24,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unmask.data.corpus import Corpus, is_corpus
 from unmask.data.readers import ColumnOptions, HubDataset, SourceConfig, Sources, read_texts
 from unmask.evaluation import _detokenize as detokenize
 from unmask.registry import AllowCode
 
-__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "ResolvedDataset", "_EvalDataset", "resolve_dataset"]
+if TYPE_CHECKING:  # names and files need no torch
+    from unmask.data.loader import RowLayout
+    from unmask.likelihood.corpus import EvalConfig
+    from unmask.model import LanguageModel
+
+__all__ = ["DATASETS", "MDLM_ZERO_SHOT", "ResolvedDataset", "resolve_dataset"]
 
 _TEST, _VALIDATION = "test", "validation"
 _PARQUET_REVISION = "refs/convert/parquet"
@@ -201,6 +207,20 @@ class ResolvedDataset:
     num_words: int | None = None
     """The words of a named dataset before detokenization; the end of each row (also of an empty one) counts as a word.
     Nats per word are nats / words, whatever the tokenizer."""
+    recipe: str | None = None
+    """Which rows of a named dataset are scored, and what was done to them."""
+
+    def describe_recipe(self, lm: LanguageModel, corpus: Corpus, layout: RowLayout, config: EvalConfig) -> str:
+        """How it is scored, in one line: its rows, what separates them, the windows, and how often they are read."""
+        separator = "nothing between documents"
+        if corpus.eos_id is not None and lm.tokenizer is not None:
+            spelled = lm.tokenizer.id_to_token(corpus.eos_id)
+            separator = f"{spelled!r} after each document, which counts as a token"
+        some = "" if config.windows is None else f", {config.windows:,} of them, spread evenly"
+        passes = f"{'' if config.precision is None else 'at least '}{config.replicates} passes of other masks"
+        if lm.denoiser.process.is_left_to_right:
+            passes = "one pass, exact"
+        return "; ".join(filter(None, (self.recipe, separator, f"{layout.summary}{some}", passes)))
 
 
 def resolve_dataset(
@@ -231,7 +251,22 @@ def resolve_dataset(
     words, sha256 = _write_documents(texts, lambda row: detokenizer(dataset.row_transform(row)), file)
     if not file.stat().st_size:
         raise ValueError(f"{origin} holds no text")
-    return ResolvedDataset(name, str(file), SourceConfig(), origin, f"sha256:{sha256}", dataset.per_word, words)
+    return ResolvedDataset(
+        name,
+        str(file),
+        SourceConfig(),
+        origin,
+        f"sha256:{sha256}",
+        dataset.per_word,
+        words,
+        f"the {split} split, {_describe_rows(detokenizer)}; empty rows are left out",
+    )
+
+
+def _describe_rows(detokenizer: Callable[[str], str]) -> str:
+    if isinstance(detokenizer, detokenize.Detokenizer):
+        return f"detokenized by the {len(detokenizer.rules)} rules of SEDD and MDLM ({detokenizer.name})"
+    return "as it is distributed"
 
 
 def _resolve_source(name: str, source_config: SourceConfig, allow_code: AllowCode) -> ResolvedDataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
+from unmask.diffusion.noise_level import NoiseLevel
 from unmask.diffusion.time_sampling import ClippedTimes, UniformTimes
 from unmask.likelihood._control_variate import CONTROL_VARIATE_BETA, control_variate, unconditional_nll
 from unmask.likelihood.score import TIME_BINS, Score
@@ -45,6 +47,13 @@ class NatsEstimator:
         self.objective = _low_variance_objective(denoiser, objective.bound)
         self.is_exact = objective.process.is_left_to_right
         """Whether there is nothing to draw: the nats are -log p itself."""
+        self.can_enumerate = (
+            isinstance(self.objective, MaskedObjective)
+            and self.objective.exact_mask_counts
+            and self.objective.process.block_size is None
+            and not (isinstance(self.objective, SteppedObjective) and not self.objective.carry_over)
+        )
+        """Whether the bound depends only on which tokens are masked, so that all maskings can be summed."""
         self.device = _device_of(denoiser)
         self._baselines: dict[int, Tensor] = {}
 
@@ -63,6 +72,24 @@ class NatsEstimator:
         t = recorder.t[: len(nats), : nats.shape[1]]
         # A step that ends at t covers the times before it, so a bin includes its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
+
+    def enumerate(self, batch: Batch, maskings: Int[Tensor, " B"]) -> Draw:
+        """The nats of given maskings, whose mean over all 2^n - 1 of a text's n tokens is the bound.
+
+        Bit i of a masking [B] masks the i-th of the n tokens. With k of them masked, its weight in the bound is
+        1/(k C(n, k)): k is uniform, the choice of k tokens is too, and each has the weight n/k.
+        """
+        assert isinstance(self.objective, MaskedObjective)
+        host = batch.on_host
+        loss_mask, vocab = host.loss_mask, self.denoiser.vocab
+        masked = loss_mask & ((maskings[:, None] >> (loss_mask.cumsum(1) - 1).clamp(min=0)) & 1).bool()
+        counts = list(zip(loss_mask.sum(1).tolist(), masked.sum(1).tolist(), strict=True))
+        weight = torch.tensor([[(2**n - 1) / (k * math.comb(n, k))] for n, k in counts], dtype=torch.float64)
+        alpha = torch.tensor([[1 - k / n] for n, k in counts], dtype=torch.float64)
+        level = NoiseLevel(self.objective.schedule.inverse(alpha), alpha, None, weight)
+        z = host.tokens.where(~masked, vocab.mask_id)
+        nats = self.objective.weighted_nll(self.denoiser, batch, z, level).detach().double()
+        return Draw(nats, torch.zeros_like(batch.tokens))
 
     def token_baseline(self, length: int) -> Float64[Tensor, " V"] | None:
         """u [V] of the control variate for sequences of this length; None for objectives that have none."""

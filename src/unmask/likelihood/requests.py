@@ -75,6 +75,9 @@ class ScoreConfig:
     """Draw as often as it takes for a standard error of this share of the nats: 0.01 for 1 %."""
     seed: int = 0
     """Request i draws from stream i of this seed, unless it has a seed of its own."""
+    enumerate_short: bool = False
+    """Sum over all maskings of a text, where there are no more of them than draws, instead of drawing some: the same
+    bound without an error. With 128 draws these are texts of up to 7 tokens; networks that read the time draw."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.draws, int) or not 2 * _NUM_REPLICATES <= self.draws <= _MAX_DRAWS:
@@ -99,7 +102,7 @@ def score_requests(
     With a precision, the first draws only decide how many are needed. Those are drawn afresh, so that the reported
     error is not one that was selected.
     """
-    scorer = _RequestScorer(NatsEstimator(denoiser, objective), requests, config.seed, distributed, per_token)
+    scorer = _RequestScorer(NatsEstimator(denoiser, objective), requests, config, distributed, per_token)
     scores = scorer.score(dict.fromkeys(range(len(requests)), config.draws))
     needed = {index: _needed_draws(score, config) for index, score in scores.items()}
     scores |= scorer.score({index: draws for index, draws in needed.items() if draws > config.draws})
@@ -121,8 +124,12 @@ class _Window:
     number: int
     prompt: Sequence[int]
     ids: Sequence[int]
+    num_replicates: int
+    """Independent estimates; one that is exact has no others."""
     num_draws: int
     """Draws of each replicate."""
+    is_enumerated: bool = False
+    """Whether the draws are all maskings of the text, each once."""
 
     @property
     def length(self) -> int:
@@ -151,13 +158,12 @@ class _RequestScorer:
         self,
         estimator: NatsEstimator,
         requests: Sequence[ScoreRequest],
-        seed: int,
+        config: ScoreConfig,
         distributed: Distributed,
         per_token: bool,
     ) -> None:
-        self.estimator, self.requests, self.seed = estimator, requests, seed
+        self.estimator, self.requests, self.config = estimator, requests, config
         self.distributed, self.per_token = distributed, per_token
-        self.num_replicates = 1 if estimator.is_exact else _NUM_REPLICATES
 
     def score(self, draws: Mapping[int, int]) -> dict[int, Score]:
         """The score of each request in `draws`; the ranks take turns at the batches."""
@@ -172,7 +178,7 @@ class _RequestScorer:
         scores: dict[int, list[Score]] = {index: [] for index in draws}
         start = 0
         for window in windows:
-            end = start + self.num_replicates * math.ceil(window.num_draws / _MAX_CHUNK_ROWS)
+            end = start + window.num_replicates * math.ceil(window.num_draws / _MAX_CHUNK_ROWS)
             scores[window.request].append(self._window_score(window, sums[start:end]))
             start = end
         return {
@@ -183,23 +189,35 @@ class _RequestScorer:
     def _stream(self, index: int) -> tuple[int, int]:
         """The seed of a request, and the number of its stream."""
         own = self.requests[index].seed
-        return (self.seed, index) if own is None else (own, 0)
+        return (self.config.seed, index) if own is None else (own, 0)
 
     def _windows(self, index: int, draws: int) -> Iterator[_Window]:
         """The text in parts that the model can read; a prompt that is too long for this loses its beginning."""
         request, limit = self.requests[index], self.estimator.denoiser.max_length
-        num_draws = 1 if self.estimator.is_exact else math.ceil(draws / _NUM_REPLICATES)
         ids, prompt = request.ids, request.prompt
         if not prompt:
             size = limit or len(ids)
             for number, start in enumerate(range(0, len(ids), size)):
-                yield _Window(index, number, (), ids[start : start + size], num_draws)
+                yield self._window(index, number, (), ids[start : start + size], draws)
             return
         assert limit is None or len(ids) < limit
-        yield _Window(index, 0, prompt if limit is None else prompt[-(limit - len(ids)) :], ids, num_draws)
+        yield self._window(index, 0, prompt if limit is None else prompt[-(limit - len(ids)) :], ids, draws)
+
+    def _window(self, index: int, number: int, prompt: Sequence[int], ids: Sequence[int], draws: int) -> _Window:
+        """A window with the replicates and draws of its own: exact where that is possible with as many draws."""
+        if self.estimator.is_exact:
+            return _Window(index, number, prompt, ids, 1, 1)
+        maskings = 2 ** min(self._num_counted(ids), 64) - 1
+        if self.config.enumerate_short and self.estimator.can_enumerate and 1 <= maskings <= draws:
+            return _Window(index, number, prompt, ids, 1, maskings, is_enumerated=True)
+        return _Window(index, number, prompt, ids, _NUM_REPLICATES, math.ceil(draws / _NUM_REPLICATES))
+
+    def _num_counted(self, ids: Sequence[int]) -> int:
+        """The tokens that are scored: all but those that are only context."""
+        return len(ids) - sum(map(ids.count, self.estimator.denoiser.vocab.context_ids))
 
     def _chunks(self, window: _Window) -> Iterator[_Chunk]:
-        for replicate in range(self.num_replicates):
+        for replicate in range(window.num_replicates):
             for first in range(0, window.num_draws, _MAX_CHUNK_ROWS):
                 yield _Chunk(window, replicate, first, min(_MAX_CHUNK_ROWS, window.num_draws - first))
 
@@ -208,8 +226,12 @@ class _RequestScorer:
         chunk_of_row = torch.tensor([number for number, chunk in enumerate(chunks) for _ in range(chunk.num_rows)])
         batch = self._batch(chunks, chunk_of_row).to(self.estimator.device)
         chunk_of_row = chunk_of_row.to(self.estimator.device)
-        u = self._baselines(chunks, chunk_of_row, batch)
-        draw = self.estimator.draw(batch, batch.noise_groups[0].generator, u)
+        if chunks[0].window.is_enumerated:
+            rows = [chunk.first + row for chunk in chunks for row in range(chunk.num_rows)]
+            draw = self.estimator.enumerate(batch, torch.tensor(rows) + 1)
+        else:
+            u = self._baselines(chunks, chunk_of_row, batch)
+            draw = self.estimator.draw(batch, batch.noise_groups[0].generator, u)
         sums = draw.by_bin(chunk_of_row, len(chunks))
         if self.per_token:
             tokens = sums.new_zeros(len(chunks), width - TIME_BINS)
@@ -250,28 +272,29 @@ class _RequestScorer:
 
     def _window_score(self, window: _Window, sums: NDArray[np.float64]) -> Score:
         """From the sums [chunks, width] of all its chunks, which are added in one fixed order."""
-        chunks = (sums / window.num_draws).reshape(self.num_replicates, -1, sums.shape[1])
+        chunks = (sums / window.num_draws).reshape(window.num_replicates, -1, sums.shape[1])
         replicates = sum(chunks[:, number, :TIME_BINS] for number in range(chunks.shape[1]))
-        counted = len(window.ids) - sum(map(window.ids.count, self.estimator.denoiser.vocab.context_ids))
-        score = score_from_replicates(np.asarray(replicates), counted)
+        score = score_from_replicates(np.asarray(replicates), self._num_counted(window.ids))
         if not self.per_token:
             return score
         tokens = np.zeros(len(window.ids))
         for row in sums:
-            tokens += row[TIME_BINS : TIME_BINS + len(window.ids)] / (window.num_draws * self.num_replicates)
+            tokens += row[TIME_BINS : TIME_BINS + len(window.ids)] / (window.num_draws * window.num_replicates)
         return replace(score, token_nats=tuple(tokens.tolist()))
 
 
 def _merge(chunks: Sequence[_Chunk]) -> list[list[int]]:
-    """Batches of chunk numbers: chunks of about the same length together, the longest first."""
+    """Batches of chunk numbers: chunks of one kind and of about the same length together, the longest first."""
     batches: list[list[int]] = []
     longest = num_rows = 0
-    for number in sorted(range(len(chunks)), key=lambda number: -chunks[number].window.length):
+    kind: bool | None = None
+    for number in sorted(range(len(chunks)), key=lambda i: (chunks[i].window.is_enumerated, -chunks[i].window.length)):
         chunk = chunks[number]
         num_rows += chunk.num_rows
         padding = longest - chunk.window.length
-        if not batches or num_rows * longest > _MAX_BATCH_TOKENS or padding > _MAX_PADDING * longest:
+        is_full = num_rows * longest > _MAX_BATCH_TOKENS or padding > _MAX_PADDING * longest
+        if is_full or kind != chunk.window.is_enumerated:
             batches.append([])
-            longest, num_rows = chunk.window.length, chunk.num_rows
+            longest, num_rows, kind = chunk.window.length, chunk.num_rows, chunk.window.is_enumerated
         batches[-1].append(number)
     return batches

@@ -129,4 +129,7 @@ def combine_scores(scores: Sequence[Score]) -> Score:
 
 
 def _sum_columns(columns: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """The sum of each column; none if a text has none, because its score is exact."""
+    if not all(columns):
+        return ()
     return tuple(sum(column) for column in zip(*columns, strict=True))

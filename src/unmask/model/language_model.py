@@ -213,6 +213,10 @@ class LanguageModel:
         self.check_memory(n, length)
         return blank_canvas(n, length, self.vocab.mask_id, self._encoder.encode(prompt))
 
+    def encode(self, text: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt or of a text to score; ValueError for the mask token in it. Ids are checked."""
+        return self._encoder.encode(text)
+
     def encode_template(self, template: Template | Tensor, n: int = 1) -> Tokens:
         """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes."""
         ids = self._encoder.encode_template(template)
@@ -244,7 +248,7 @@ class LanguageModel:
         """
         ranks, filled, seeds = self.distributed, torch.zeros_like(tokens), sequence_seeds(seed, len(tokens))
         first, count = ranks.shard(len(tokens))
-        nfe = num_queries = 0
+        nfe = num_queries = num_sequence_calls = 0
         if count:
             local = slice(first, first + count)
             local_valid = None if valid is None else valid[local]
@@ -252,12 +256,14 @@ class LanguageModel:
                 self.generate_steps(tokens[local], sampler, seeds[local], local_valid, guidance), maxlen=1
             )
             filled[local], nfe, num_queries = samples.tokens, samples.nfe, samples.num_queries
+            num_sequence_calls = samples.num_sequence_calls
         return Samples(
             ranks.all_reduce(filled),
             int(ranks.all_reduce_max(nfe)),
             int(ranks.all_reduce_scalars(num_queries)[0]),
             self.tokenizer,
             valid,
+            int(ranks.all_reduce_scalars(num_sequence_calls)[0]),
         )
 
     def generate_steps(
@@ -279,7 +285,7 @@ class LanguageModel:
         steps = iter(self.run_sampler(counted, canvas, sampler, on_device, guidance))
         z: Tokens | None = canvas.tokens
         while z is not None:
-            yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer, valid)
+            yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer, valid, counted.num_sequences)
             with self.inference_mode():  # not around the yield, where the caller's mode must hold
                 z = next(steps, None)
 
@@ -412,10 +418,6 @@ class LanguageModel:
         self.vocab.validate(torch.tensor([*before, *ids]), clean=True)
         stats = TextStats.from_text(text) if isinstance(text, str) and self.tokenizer else None
         return ScoreRequest(ids, before, stats, seed)
-
-    def encode(self, text: str | Sequence[int]) -> list[int]:
-        """The ids of a prompt or of a text to score; ids are checked."""
-        return self._encoder.encode(text)
 
     @property
     def device(self) -> torch.device:

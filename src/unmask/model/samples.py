@@ -28,6 +28,8 @@ class Samples:
     """What decodes the ids."""
     valid: Tensor | None = None
     """bool [n, L]: the positions of each text; None where all are, as texts of one length have no padding."""
+    num_sequence_calls: int = 0
+    """Sequences that the network read, summed over its calls: the calls that the texts would take one by one."""
 
     def __repr__(self) -> str:
         rows: list[object] = [*(self.ids if self.tokenizer is None or not self._is_decodable else self.texts)]

@@ -34,6 +34,10 @@ class GenomeWindows(RowLayout):
         if not 0 <= self.reverse_complement <= 1:
             raise ValueError(f"reverse_complement is a probability from 0 to 1; got {self.reverse_complement}")
 
+    @property
+    def summary(self) -> str:
+        return f"windows of {self.length:,} bases, each inside one contig"
+
     def bind(self, source: TokenSource) -> Rows:
         complement_ids: tuple[int, ...] | None = getattr(source, "complement_ids", None)
         if complement_ids is None:

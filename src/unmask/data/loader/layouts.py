@@ -121,6 +121,11 @@ class RowLayout(ABC):
         """Lines to read before training on this source."""
         return []
 
+    @property
+    def summary(self) -> str:
+        """What the rows of an evaluation are, in a few words."""
+        return f"rows of at most {self.length:,} tokens"
+
 
 @dataclass(frozen=True)
 class Wrapped(RowLayout):
@@ -136,6 +141,10 @@ class Wrapped(RowLayout):
                 " choose a shorter length or more text"
             )
         return _WrappedRows(source, self.length, self.isolate_documents)
+
+    @property
+    def summary(self) -> str:
+        return f"windows of {self.length:,} tokens of all documents one after another, each by itself"
 
 
 class _WrappedRows(Rows):
@@ -178,6 +187,10 @@ class PerDocument(RowLayout):
 
     def bind(self, source: TokenSource) -> Rows:
         return _DocumentRows(source, self.length)
+
+    @property
+    def summary(self) -> str:
+        return f"documents by themselves, in windows of {self.length:,} tokens"
 
 
 class _DocumentRows(Rows):
