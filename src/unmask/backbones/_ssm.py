@@ -18,7 +18,7 @@ from unmask.backbones.block import modulated_norm
 from unmask.backbones.cache import RecurrentCacheView
 from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.context import Context
-from unmask.ops.linear import Linear, cast_like_autocast
+from unmask.ops.linear import Embedding, Linear, cast_like_autocast
 from unmask.ops.recompute import recompute_scope, recomputed
 from unmask.ops.selective_scan import selective_scan
 from unmask.types import Positions, Times, Tokens, Vocab
@@ -88,7 +88,7 @@ class SelectiveSSM(nn.Module):
         self.dt_rank = dt_rank
         self.conv1d = nn.Conv1d(width, width, config.kernel_size, groups=width)
         self.x_proj = Linear(width, dt_rank + 2 * config.state_size, bias=False)
-        self.dt_proj = Linear(dt_rank, width)
+        self.dt_proj = nn.Linear(dt_rank, width)
         self.A_log = nn.Parameter(torch.empty(width, config.state_size))
         self.D = nn.Parameter(torch.ones(width))
         self._init_weights(config)
@@ -213,7 +213,7 @@ class SSMBackbone(Backbone):
 
     def __init__(self, config: SSMConfig, vocab: Vocab, blocks: Sequence[MambaBlock]) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.embedding = Embedding(vocab.size, config.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)

@@ -28,7 +28,7 @@ from unmask.backbones.cache import KVCache, kv_view
 from unmask.backbones.layers import DepthwiseConv, RotaryEmbedding, RotaryScaling, TimeEmbedding
 from unmask.backbones.moe import Experts, MixtureOfExperts
 from unmask.context import Context
-from unmask.ops.linear import Linear
+from unmask.ops.linear import Embedding, Linear
 from unmask.ops.packing import PackedTokens, SelectedPositions
 from unmask.ops.recompute import recompute_scope
 from unmask.types import Positions, Queries, Times, Tokens, Vocab
@@ -229,7 +229,7 @@ class DiT(Backbone):
         super().__init__()
         self.config = config
         local, timed = config.local_init, config.time_conditioning
-        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.embedding = Embedding(vocab.size, config.width)
         self.local_conv = None if local is None else DepthwiseConv(config.width, local.kernel_size)
         scaling = None if config.llama is None else config.llama.rotary_scaling
         self.rotary = RotaryEmbedding(config.rotary_dim, config.rope_theta, scaling)

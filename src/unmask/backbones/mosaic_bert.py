@@ -25,7 +25,7 @@ from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.cache import KVCache, KVCacheView, kv_view
 from unmask.context import Context
 from unmask.ops.cpu_attention import attention
-from unmask.ops.linear import Linear
+from unmask.ops.linear import Embedding, Linear
 from unmask.types import Positions, Times, Tokens, Vocab
 
 _MAX_HEADS = 1_024
@@ -85,7 +85,7 @@ class MosaicBERT(Backbone):
     def __init__(self, config: MosaicBERTConfig, vocab: Vocab) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.embedding = Embedding(vocab.size, config.width)
         self.token_type_embedding = nn.Embedding(config.token_types, config.width)
         self.embedding_norm = config.build_norm()
         self.dropout = nn.Dropout(config.dropout)

@@ -18,7 +18,8 @@ from unmask.diffusion.process import Process
 from unmask.objectives import Objective
 from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
-from unmask.ops.linear import Linear, prepack
+from unmask.ops.linear import Linear, QuantizedLinear, prepack
+from unmask.ops.quantized import DEFAULT_GROUP_SIZE, Bits
 from unmask.training.hooks import Hook
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
@@ -241,7 +242,7 @@ class Denoiser(nn.Module):
         """From now on compute hidden states with bfloat16 matrix products.
 
         The matrices are converted in place: half the memory, and on machines with bfloat16 instructions about half
-        the time. The residual stream, norms, the head and sampling stay in float32.
+        the time. The residual stream, norms, the head's sums and sampling stay in float32.
         """
         if any(".parametrizations." in name for name, _ in self.named_parameters()):
             raise ValueError("a network with LoRA layers cannot be converted to bfloat16; merge them first")
@@ -250,6 +251,45 @@ class Denoiser(nn.Module):
             if isinstance(module, nn.Linear) and module is not self.backbone.lm_head:
                 module.weight.data = module.weight.data.bfloat16()
 
+    def quantizable_layers(self) -> dict[str, nn.Linear]:
+        """The linear layers of the blocks that `quantize` rounds, by name: those that only multiply.
+
+        Routers, modulation and the head are not among them.
+        """
+        of_blocks = {module for block in self.blocks() for module in block.modules()}
+        layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
+        inside = {name: layer for name, layer in layers.items() if layer in of_blocks}
+        ours = {name: layer for name, layer in inside.items() if isinstance(layer, Linear)}
+        return ours or inside  # those of other libraries are all alike
+
+    def quantize(self, bits: Bits, group_size: int = DEFAULT_GROUP_SIZE) -> None:
+        """From now on keep the matrices of the blocks in 8 or 4 bits, each `group_size` weights with a scale."""
+        for name in self.quantizable_layers():
+            self.quantize_layer(name, bits, group_size)
+
+    def quantize_layer(self, name: str, bits: Bits, group_size: int) -> None:
+        """Replace one of the quantizable layers; one whose rows are too short stays as it is."""
+        layer = self.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        rounded = QuantizedLinear.from_linear(layer, bits, group_size)
+        if rounded is not None:
+            self.set_submodule(name, rounded)
+
+    @property
+    def weights_dtype(self) -> str:
+        """The type in which the matrices are kept: that of the head, or int8 or int4."""
+        quantized = next((layer for layer in self.modules() if isinstance(layer, QuantizedLinear)), None)
+        if quantized is not None:
+            return "int8" if quantized.least is None else "int4"
+        return str(self.backbone.lm_head.weight.dtype).removeprefix("torch.")
+
+    @property
+    def num_parameters(self) -> int:
+        """How many weights the model has, however many bits each takes."""
+        total = sum(parameter.numel() for parameter in self.parameters())
+        matrices = [layer.weight for layer in self.modules() if isinstance(layer, QuantizedLinear)]
+        return total + sum(each.shape.numel() - sum(map(Tensor.numel, each.tensors)) for each in matrices)
+
     def prepack(self) -> None:
         """Keep a second copy of the matrices, in the layout that matrix products read fastest.
 
@@ -257,10 +297,11 @@ class Denoiser(nn.Module):
         are.
         """
         layers = [module for module in self.backbone.modules() if isinstance(module, Linear)]
-        weights = {layer.weight for layer in (*layers, self.backbone.lm_head)}
-        if sum(weight.nbytes for weight in weights) <= _MAX_PREPACK_BYTES:
-            for weight in weights:
-                prepack(weight)
+        of_blocks, head = torch.bfloat16 if self.use_bf16 else torch.float32, self.backbone.lm_head.weight
+        dtypes = {layer.weight: of_blocks for layer in layers} | {head: torch.float32}
+        if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) <= _MAX_PREPACK_BYTES:
+            for weight, dtype in dtypes.items():
+                prepack(weight, dtype)
 
     def _time_input(self, t: Float[Tensor, " B #L"]) -> Float[Tensor, " B #L"]:
         return self.process.sigma(t) if self.config.condition_on_sigma else t
