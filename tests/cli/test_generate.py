@@ -97,9 +97,9 @@ def test_bfloat16_where_asked_for_or_measured_faster(
         return str(json.loads(command(*request, *more).out)["dtype"])
 
     assert (dtype(), dtype("--dtype", "bfloat16")) == ("float32", "bfloat16")
-    monkeypatch.setattr(writing, "_MIN_BF16_PARAMETERS", 0)
+    monkeypatch.setattr("unmask.pretrained._network._MIN_BF16_PARAMETERS", 0)
     for good, name in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("unmask.hardware.precision.bf16_is_faster", lambda *_, good=good, **__: good)
+        monkeypatch.setattr("unmask.pretrained._network.bf16_is_faster", lambda *_, good=good, **__: good)
         assert (dtype(), dtype("--dtype", "float32")) == (name, "float32")
 
 

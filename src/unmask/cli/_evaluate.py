@@ -15,7 +15,9 @@ from unmask.cli._arguments import (
     AllowCodeFlag,
     BothStrandsFlag,
     Count,
+    InlineLoadOptions,
     JsonFlag,
+    LoadOptions,
     ModelPath,
     ResultsPath,
     TextArgs,
@@ -53,6 +55,7 @@ def evaluate(
     column: str = "text",
     seed: int = 0,
     both_strands: BothStrandsFlag = False,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -99,8 +102,7 @@ def evaluate(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
-        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands))
-        lm.denoiser.prepack()
+        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands, weights))
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
             total = num_windows(corpus, eval_layout(lm, corpus, per_document), config) if precision is None else None
@@ -152,6 +154,7 @@ def eval_samples(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -187,8 +190,7 @@ def eval_samples(
         raise ValueError("--samplers and --steps need at least one value each")
     validate_output(out)
     metrics: list[SampleMetrics] = []
-    with load_distributed(model, allow_code) as (lm, is_main):
-        lm.denoiser.prepack()
+    with load_distributed(model, allow_code, options=weights) as (lm, is_main):
         specs: dict[str, SamplerSpec] = {}
         for name, count in product(samplers, steps):
             sampler = make_sampler(lm, name, count, SamplingParams(temperature, top_k, top_p))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from unmask.cli._arguments import (
     AllowCodeFlag,
     Count,
+    InlineLoadOptions,
     JsonFlag,
+    LoadOptions,
     ModelPath,
     TextArg,
     TextArgs,
@@ -34,7 +36,6 @@ SAMPLER_OPTION = Option(family="unmask.sampling:SAMPLERS", extra_choices=("defau
 _CacheName = Literal["none", "prefix", "dual"]
 _MeasureName = Literal["probability", "margin", "entropy"]
 _RemaskingName = Literal["cap", "rescale", "conf"]
-DtypeName = Literal["auto", "float32", "bfloat16"]
 _LoopArg = Annotated[tuple[float, float, float] | None, Option(metavar="T_ON T_OFF ALPHA_ON")]
 
 
@@ -100,8 +101,6 @@ class GenerationOptions:
     """A regular expression that the text of each hole must match; or one for each hole."""
     both_strands: bool = False
     """For DNA: average predictions over both strands, at twice the cost."""
-    dtype: DtypeName = "auto"
-    """Precision of the network; auto takes bfloat16 for large models where it is measured to be faster."""
     watch: bool = False
     """Show the text on stderr after each step."""
     delay: float = 0.05
@@ -207,9 +206,6 @@ def _change_sampler(sampler: Sampler, changes: tuple[str, ...]) -> Sampler:
     return changed
 
 
-_MIN_BF16_PARAMETERS = 10_000_000
-"""Smaller models use float32: the bfloat16 measurement takes 0.2 s, more than it would save."""
-
 _InlineOptions = Annotated[GenerationOptions, Inline()]
 
 
@@ -218,6 +214,7 @@ def sample(
     length: int | None = None,
     prompt: str = "",
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -234,10 +231,10 @@ def sample(
         prompt: The beginning of each text.
     """
     warn_literal_masks("a prompt", [prompt])
-    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.blank_canvas(options.n, length, prompt or ())
-        dtype = set_dtype(lm, options.dtype)
+        dtype = compute_fastest(lm, weights)
         samples = _generate(lm, canvas, sampler, options, as_json)
     if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
@@ -248,6 +245,7 @@ def complete(
     prompts: TextArgs,
     length: int = 64,
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -262,10 +260,10 @@ def complete(
         prompts: The prompts; they may differ in length, and the completions are those of each prompt alone.
         length: The largest number of tokens to generate.
     """
-    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
         lm.check_memory(options.n * len(prompts), length)
-        dtype = set_dtype(lm, options.dtype)
+        dtype = compute_fastest(lm, weights)
         repeated = [prompt for prompt in prompts for _ in range(options.n)]
         samples = lm.complete(repeated, length, sampler=sampler, seed=options.seed, guidance=options.build_guidance())
     if is_main:
@@ -276,6 +274,7 @@ def infill(
     model: ModelPath,
     template: TextArg,
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -289,7 +288,7 @@ def infill(
         model: A model folder, of unmask or in a published format, or a name on the hub.
         template: Text with <mask:12> for twelve masked tokens, <mask> for one; any number of holes.
     """
-    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.encode_template(template, options.n)
         followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())
@@ -298,25 +297,23 @@ def infill(
                 "unmask: this model reads from left to right: the text after a hole is kept, but does not influence it",
                 file=sys.stderr,
             )
-        dtype = set_dtype(lm, options.dtype)
+        dtype = compute_fastest(lm, weights)
         samples = _generate(lm, canvas, sampler, options, as_json)
     if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
 
 
-def set_dtype(lm: LanguageModel, dtype: DtypeName) -> str:
-    """Set the precision of the model, and prepack its matrices; returns the dtype."""
-    from unmask.hardware.precision import bf16_is_faster
+def compute_fastest(lm: LanguageModel, weights: LoadOptions) -> str:
+    """Compute large networks in bfloat16 where that is faster, unless a type is asked for; returns the type."""
+    from unmask.pretrained import prefers_bf16
 
-    bf16, where = dtype == "bfloat16", lm.distributed
-    if dtype == "auto":
-        large = sum(weight.numel() for weight in lm.denoiser.parameters()) >= _MIN_BF16_PARAMETERS
-        # Rank 0 measures for all, so that texts do not depend on the rank that generates them.
-        bf16 = large and where.any_rank(where.is_main and bf16_is_faster(where.device, seconds=0.2))
-    if bf16:
-        lm.denoiser.to_bf16()
-    lm.denoiser.prepack()
-    return "bfloat16" if bf16 else "float32"
+    denoiser = lm.denoiser
+    if weights.dtype == "auto" and not weights.shard_weights and prefers_bf16(denoiser, lm.distributed):
+        denoiser.to_bf16()
+        denoiser.prepack()
+    if weights.dtype in ("int8", "int4"):
+        return weights.dtype
+    return "bfloat16" if denoiser.use_bf16 else "float32"
 
 
 def _generate(

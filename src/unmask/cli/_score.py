@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from unmask.cli._arguments import (
     AllowCodeFlag,
     BothStrandsFlag,
+    InlineLoadOptions,
     JsonFlag,
+    LoadOptions,
     ModelPath,
     ResultsPath,
     TextArgs,
@@ -36,6 +38,7 @@ def score(
     precision: float | None = None,
     seed: int = 0,
     both_strands: BothStrandsFlag = False,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -69,8 +72,7 @@ def score(
         raise ValueError("there is nothing to score: give texts, or a table with --requests")
     prompts, read = map(list, zip(*pairs, strict=True))
     warn_literal_masks("a text that is scored", read)
-    with load_distributed(model, allow_code, both_strands) as (lm, is_main):
-        lm.denoiser.prepack()
+    with load_distributed(model, allow_code, both_strands, weights) as (lm, is_main):
         result = lm.score(read, prompts, draws=draws, precision=precision, seed=seed)
         longest = lm.denoiser.max_length
         digest = model_fingerprint(model)

@@ -238,8 +238,9 @@ class Denoiser(nn.Module):
         if has_nan is not None and bool(has_nan):
             raise NonFiniteError(DAMAGED)
 
-    def to_bf16(self) -> None:
-        """From now on compute hidden states with bfloat16 matrix products.
+    def to_bf16(self, part: nn.Module | None = None) -> None:
+        """From now on compute hidden states with bfloat16 matrix products; a network that is filled bit by bit has them
+        converted one `part` after another.
 
         The matrices are converted in place: half the memory, and on machines with bfloat16 instructions about half
         the time. The residual stream, norms, the head's sums and sampling stay in float32.
@@ -247,8 +248,9 @@ class Denoiser(nn.Module):
         if any(".parametrizations." in name for name, _ in self.named_parameters()):
             raise ValueError("a network with LoRA layers cannot be converted to bfloat16; merge them first")
         self.use_bf16 = True
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Linear) and module is not self.backbone.lm_head:
+        of_network = set(self.backbone.modules()) - {self.backbone.lm_head}
+        for module in (part or self.backbone).modules():
+            if isinstance(module, nn.Linear) and module in of_network and not module.weight.is_meta:
                 module.weight.data = module.weight.data.bfloat16()
 
     def quantizable_layers(self) -> dict[str, nn.Linear]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unmask.pretrained._folder import StoredModel, write_folder
+from unmask.pretrained._network import prefers_bf16
 from unmask.pretrained.load_save import CLASSIFIER_FORMAT, load, resolve_model_folder, save
 from unmask.pretrained.model_card import CardMetadata, EvalResult, TrainingFacts
 from unmask.pretrained.onnx_export import export_onnx
@@ -15,6 +16,7 @@ __all__ = [
     "TrainingFacts",
     "export_onnx",
     "load",
+    "prefers_bf16",
     "resolve_model_folder",
     "save",
     "write_folder",

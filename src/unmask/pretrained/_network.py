@@ -6,7 +6,7 @@ read: loading needs the memory of the weights, and that of one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -25,8 +25,8 @@ from unmask.pretrained._config_checks import MetaInit
 from unmask.pretrained._folder import OBJECTIVE_PREFIX
 from unmask.pretrained.state_dict import LazyTensor
 
-MIN_BF16_PARAMETERS = 10_000_000
-"""With fewer weights, computing in bfloat16 saves nothing that is worth its rounding."""
+_MIN_BF16_PARAMETERS = 10_000_000
+"""Smaller models compute in float32: measuring takes 0.2 s, more than bfloat16 would save."""
 _BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -57,23 +57,29 @@ class WeightStorage:
             return torch.float32
         return torch.bfloat16 if self.dtype == "bfloat16" else saved if saved in _NARROW else torch.float32
 
-    def computes_in_bf16(self, denoiser: Denoiser, distributed: Distributed) -> bool:
-        """Whether a network that is kept like this is faster in bfloat16; float32 weights stay exact.
-
-        Rank 0 measures for all, so that texts do not depend on the rank that generates them.
-        """
-        if self.dtype in ("bfloat16", "float32"):
-            return self.dtype == "bfloat16"
-        narrow = self.bits is not None or denoiser.backbone.lm_head.weight.dtype in _NARROW
-        large = narrow and denoiser.num_parameters >= MIN_BF16_PARAMETERS
-        return large and distributed.any_rank(distributed.is_main and bf16_is_faster(distributed.device, seconds=0.2))
-
-    def apply(self, denoiser: Denoiser, distributed: Distributed) -> None:
+    def apply(self, denoiser: Denoiser, distributed: Distributed, saved: Iterable[torch.dtype] = ()) -> None:
         """Convert a network that is in float32 as a whole, such as one of another library."""
         if self.bits is not None:
             denoiser.quantize(self.bits, self.group_size)
-        if self.computes_in_bf16(denoiser, distributed):
+        if self.computes_in_bf16(denoiser, distributed, saved):
             denoiser.to_bf16()
+
+    def computes_in_bf16(self, denoiser: Denoiser, distributed: Distributed, saved: Iterable[torch.dtype]) -> bool:
+        """Whether a network is computed in bfloat16: if that is asked for; or if it is faster, and some of the weights
+        are kept, or were saved, in 16 bits or less. Weights of float32 stay exact."""
+        if self.dtype in ("bfloat16", "float32"):
+            return self.dtype == "bfloat16"
+        is_rounded = self.bits is not None or any(dtype in _NARROW for dtype in saved)
+        return is_rounded and prefers_bf16(denoiser, distributed)
+
+
+def prefers_bf16(denoiser: Denoiser, distributed: Distributed) -> bool:
+    """Whether the network is large, and bfloat16 is measured to be faster here.
+
+    Rank 0 measures for all, so that texts do not depend on the rank that generates them.
+    """
+    large = denoiser.num_parameters >= _MIN_BF16_PARAMETERS
+    return large and distributed.any_rank(distributed.is_main and bf16_is_faster(distributed.device, seconds=0.2))
 
 
 def build_network(
@@ -95,6 +101,7 @@ def build_network(
     with MetaInit():
         denoiser = config.build()
     _check_memory(denoiser, tensors, storage, distributed, where, shard_weights)
+    use_bf16 = storage.computes_in_bf16(denoiser, distributed, (tensor.dtype for tensor in tensors.values()))
     places = _Places(denoiser)
     quantizable = set() if storage.bits is None else set(denoiser.quantizable_layers())
     for module, names in _stages(denoiser, {_full_name(name): name for name in tensors}):
@@ -103,10 +110,10 @@ def build_network(
             layer = full_name.removesuffix(".weight")
             if storage.bits is not None and layer in quantizable and layer != full_name:
                 denoiser.quantize_layer(layer, storage.bits, storage.group_size)
+        if use_bf16:
+            denoiser.to_bf16(module)
         if shard_weights and distributed.world_size > 1:
             _shard(module)
-    if storage.computes_in_bf16(denoiser, distributed):
-        denoiser.to_bf16()
     return denoiser
 
 
@@ -174,7 +181,7 @@ def _build_whole(
     learned = {name: weights.pop(name) for name in list(weights) if name.startswith(OBJECTIVE_PREFIX)}
     denoiser.stored_module.load_state_dict(weights, strict=False)
     denoiser.load_state_dict(learned, strict=False)
-    storage.apply(denoiser, distributed)
+    storage.apply(denoiser, distributed, (tensor.dtype for tensor in tensors.values()))
     return denoiser
 
 
