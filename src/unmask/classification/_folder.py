@@ -25,6 +25,7 @@ from unmask.model.language_model import validate_tokenizer
 from unmask.pretrained import CLASSIFIER_FORMAT, StoredModel, resolve_model_folder, write_folder
 from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.registry import AllowCode
+from unmask.training.lora import has_lora
 
 _CONFIG_FILE, _WEIGHTS_FILE, _TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 _BACKBONE, _HEAD = "backbone.", "head."
@@ -51,7 +52,7 @@ def save_classifier(
 
     `facts`: how it was trained, and `results`: what it scored, for its card.
     """
-    if any(".parametrizations." in name for name, _ in classifier.network.named_parameters()):
+    if has_lora(classifier.network):
         raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
 
     def write(path: Path) -> None:

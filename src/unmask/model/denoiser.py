@@ -21,6 +21,7 @@ from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
 from unmask.ops.linear import Linear, QuantizedLinear, prepack
 from unmask.ops.quantized import DEFAULT_GROUP_SIZE, Bits
 from unmask.training.hooks import Hook
+from unmask.training.lora import has_lora
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
@@ -182,6 +183,16 @@ class Denoiser(nn.Module):
         if learned is not None and theirs is not None and type(self.objective) is type(other.objective):
             learned.load_state_dict(theirs.state_dict())
 
+    def change_objective(self, config: ModelConfig) -> None:
+        """Keep the network as it is, in its types, under the vocabulary and objective of another config.
+
+        What the objective learns is new.
+        """
+        if config.backbone != self.config.backbone or config.objective.process.is_continuous:
+            raise ValueError(f"{type(config.objective).__name__} needs a network of its own")
+        self.config, self.use_bf16 = config, False
+        self.objective_parameters = config.objective.new_parameters(config.vocab)
+
     def lr_scales(self) -> dict[str, float]:
         """Factors of the learning rate for parameters, by name, that do not have the optimizer's own; see `AdamW`."""
         return {}
@@ -245,7 +256,7 @@ class Denoiser(nn.Module):
         The matrices are converted in place: half the memory, and on machines with bfloat16 instructions about half
         the time. The residual stream, norms, the head's sums and sampling stay in float32.
         """
-        if any(".parametrizations." in name for name, _ in self.named_parameters()):
+        if has_lora(self):
             raise ValueError("a network with LoRA layers cannot be converted to bfloat16; merge them first")
         self.use_bf16 = True
         of_network = set(self.backbone.modules()) - {self.backbone.lm_head}

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.nn import functional as F
 
-from unmask.ops.linear import cast_like_autocast, linear
+from unmask.ops.linear import cast_like_autocast, linear, linear_reference, times_weight
 from unmask.ops.packing import is_expanded_scalar
 from unmask.ops.switch import fast_paths_enabled
 from unmask.types import LogX, RowFn, Vocab
@@ -98,7 +97,7 @@ def chunked_head_reference(
     logits_fn: _LogitsFn,
 ) -> Shaped[Tensor, " N *values"]:
     """logits_fn(hidden weight^T + bias) [N], from all logits at once."""
-    return logits_fn(F.linear(hidden, weight, bias), slice(0, len(hidden)))
+    return logits_fn(linear_reference(hidden, weight, bias), slice(0, len(hidden)))
 
 
 def chunked_head(
@@ -109,7 +108,8 @@ def chunked_head(
 ) -> Shaped[Tensor, " N *values"]:
     """`chunked_head_reference` in chunks of rows.
 
-    Under autocast products are in its type, and their sums in that of the weights.
+    Under autocast products are in its type, and their sums in that of the weights. A head of 16 bits whose input has 32
+    is expanded a few rows at a time: products and sums are in float32, without a copy of the head.
     """
     if not fast_paths_enabled():
         return chunked_head_reference(hidden, weight, bias, logits_fn)
@@ -306,7 +306,7 @@ def _values_and_grads(
             for total, grad in zip(grad_parameters, grads, strict=True):
                 total += grad
             scale = (scale if weights is None else scale * weights).to(grad_logits.dtype)[:, None]
-            grad_hidden[chunk] = scale * (grad_logits @ matrix)
+            grad_hidden[chunk] = scale * times_weight(grad_logits, matrix)
             if grad_bias is not None:
                 grad_bias += (grad_logits.t() @ scale)[:, 0]
             if grad_weight is not None:

@@ -70,9 +70,24 @@ class QuantizedLinear(nn.Module):
         """x weight^T + bias for x [..., in_features]."""
         return linear(input, self.weight, self.bias)
 
+    def to_linear(self, difference: Tensor | None = None) -> Linear:
+        """A plain layer of bfloat16, the type in which such weights are computed; `difference` is added to its weights.
+
+        Sums are in float32, and rounded once.
+        """
+        weight = self.weight.to(torch.float32)
+        return replace_weight(self, (weight if difference is None else weight.add_(difference)).bfloat16())
+
     def extra_repr(self) -> str:
         """For `repr`."""
         return f"{self.in_features}, {self.out_features}, bits={8 if self.least is None else 4}"
+
+
+def replace_weight(layer: nn.Linear | QuantizedLinear, weight: Tensor) -> Linear:
+    """A layer with this weight, and the bias of another."""
+    new = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+    new.weight, new.bias = nn.Parameter(weight), layer.bias
+    return new
 
 
 class Embedding(nn.Embedding):
@@ -87,7 +102,7 @@ class Embedding(nn.Embedding):
         return rows if self.output_dtype is None else rows.to(self.output_dtype)
 
 
-def _linear_reference(
+def linear_reference(
     x: Float[Tensor, "*rows width"], weight: Weight, bias: Float[Tensor, " outputs"] | None, *, gelu: bool = False
 ) -> Float[Tensor, "*rows outputs"]:
     """x weight^T + bias in the type of x, followed by GELU (the tanh approximation) if asked for."""
@@ -101,7 +116,7 @@ def _linear_reference(
 def linear(
     x: Float[Tensor, "*rows width"], weight: Weight, bias: Float[Tensor, " outputs"] | None, *, gelu: bool = False
 ) -> Float[Tensor, "*rows outputs"]:
-    """`_linear_reference`; by oneDNN if no gradient is needed, in slices if the weight is stored in another type."""
+    """`linear_reference`; by oneDNN if no gradient is needed, in slices if the weight is stored in another type."""
     if isinstance(weight, Tensor) and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         packed = _get_packed(weight)
         if _use_onednn(x, packed):
@@ -111,7 +126,7 @@ def linear(
         y: Tensor = apply(cast_like_autocast(x), weight)
         y = y if bias is None else y + bias.to(y.dtype)
         return gelu_reference(y) if gelu else y
-    return _linear_reference(x, weight, bias, gelu=gelu)
+    return linear_reference(x, weight, bias, gelu=gelu)
 
 
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
@@ -147,10 +162,17 @@ class _SlicedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         (grad,) = grad_outputs
-        total = grad.new_zeros(*grad.shape[:-1], ctx.weight.shape[1])
-        for rows in _slices(ctx.weight):
-            total += grad[..., rows] @ ctx.weight[rows].to(grad.dtype)
-        return total, None
+        return times_weight(grad, ctx.weight), None
+
+
+def times_weight(y: Float[Tensor, "*rows outputs"], weight: Weight) -> Float[Tensor, "*rows width"]:
+    """y weight in the type of y: the gradient of a linear layer's input."""
+    if isinstance(weight, Tensor) and weight.dtype == y.dtype:
+        return y @ weight
+    total = y.new_zeros(*y.shape[:-1], weight.shape[1])
+    for rows in _slices(weight):
+        total += y[..., rows] @ weight[rows].to(y.dtype)
+    return total
 
 
 def _slices(weight: Weight) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Bits: TypeAlias = Literal[8, 4]
@@ -29,7 +29,7 @@ _MAX_CACHED_WEIGHTS = 1 << 20
 class QuantizedMatrix:
     """A matrix [outputs, width] of few bits; its rows are expanded when they are needed."""
 
-    codes: Int[Tensor, "outputs bytes"]
+    codes: Shaped[Tensor, "outputs bytes"]
     """int8 [outputs, width]; or uint8 [outputs, width/2], the first half of a group in the low four bits."""
     scale: Float[Tensor, "outputs groups"]
     """bfloat16."""

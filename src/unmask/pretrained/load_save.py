@@ -40,6 +40,7 @@ from unmask.pretrained.formats._hf_tokenizer import (
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.registry import AllowCode
+from unmask.training.lora import has_lora
 
 _MODEL_FORMAT = "unmask-2"
 CLASSIFIER_FORMAT = "unmask-classifier-1"
@@ -224,8 +225,13 @@ def save(
     `facts`: how the model was trained, and `metadata`: its license, data and results, for its card.
     `overwrite` keeps a card that was edited by hand; delete that card to get a new one.
     """
-    if any(".parametrizations." in name for name, _ in model.denoiser.named_parameters()):
+    if has_lora(model.denoiser):
         raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
+    if model.denoiser.weights_dtype in ("int8", "int4"):
+        raise ValueError(
+            f"the weights are rounded to {model.denoiser.weights_dtype}, which no format holds: load the model with"
+            " another dtype to save it"
+        )
     return write_folder(
         folder,
         lambda new_folder: _write_model(model, new_folder, upstream_format),
