@@ -117,7 +117,7 @@ def linear(
     x: Float[Tensor, "*rows width"], weight: Weight, bias: Float[Tensor, " outputs"] | None, *, gelu: bool = False
 ) -> Float[Tensor, "*rows outputs"]:
     """`linear_reference`; by oneDNN if no gradient is needed, in slices if the weight is stored in another type."""
-    if isinstance(weight, Tensor) and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if isinstance(weight, Tensor) and _allows_onednn():
         packed = _get_packed(weight)
         if _use_onednn(x, packed):
             return _onednn_linear(x, packed, bias, gelu)
@@ -233,11 +233,13 @@ def _get_packed(weight: Tensor) -> Tensor:
     return packed.matrix
 
 
+def _allows_onednn() -> bool:
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and fast_paths_enabled()
+
+
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and fast_paths_enabled()
+        _allows_onednn()
         and type(weight) in (Tensor, nn.Parameter)  # not sharded, quantised or fake
         and type(x) is Tensor
         and x.dtype == weight.dtype

@@ -159,10 +159,13 @@ def _stages(denoiser: Denoiser, names: Mapping[str, str]) -> Iterator[tuple[nn.M
 
 
 def _shard(module: nn.Module) -> None:
-    """Keep this rank's part only; the whole is gathered for each call, and let go of after it."""
+    """Keep this rank's part only; the whole is gathered for each call, and let go of after it.
+
+    Such a network is not trained, so that its tensors may differ in type.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(module, reshard_after_forward=True)
+    fully_shard(module.requires_grad_(False), reshard_after_forward=True)
 
 
 def _build_whole(
