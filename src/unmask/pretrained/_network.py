@@ -149,10 +149,9 @@ class _Places:
 
 def _stages(denoiser: Denoiser, names: Mapping[str, str]) -> Iterator[tuple[nn.Module, dict[str, str]]]:
     """The blocks with the names of their tensors, and at last the network with all others."""
-    paths = {module: path for path, module in denoiser.named_modules()}
-    rest = dict(names)
-    for block in denoiser.blocks():
-        prefix = f"{paths[block]}."
+    blocks, rest = denoiser.blocks(), dict(names)
+    prefixes = {module: f"{path}." for path, module in denoiser.named_modules() if module in blocks}
+    for block, prefix in prefixes.items():
         inside = [name for name in rest if name.startswith(prefix)]
         yield block, {name: rest.pop(name) for name in inside}
     yield denoiser, rest
