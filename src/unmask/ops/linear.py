@@ -30,7 +30,7 @@ _PREPACK_ROWS = 512
 """Rows of the input for which prepacked weights are ordered; the order is nearly the same for other numbers."""
 
 
-_MAX_CACHED_WEIGHTS = 1 << 20
+_MAX_CACHED_WEIGHTS = 1 << 22
 """Weights that are expanded at a time, so that they stay in the cache."""
 
 Weight: TypeAlias = Tensor | QuantizedMatrix
