@@ -2,10 +2,10 @@
 
     python -m benchmarks.llada_call [--lengths 32 64 128 256 512 1024] [--depth 16] [--repeats 5] [--profile 128]
 
-Both read the same weights in memory, and all positions of one text. transformers' Llama has bidirectional sdpa attention
-without a mask and gives logits of bfloat16; `unmask` gives the negative log-likelihood of a token at each position, from
-logits that are summed in float32. Printed are seconds, the ratio (above 1: unmask is faster), and the share of the
-machine's bfloat16 matmul peak, which is measured before each length.
+Both read the same weights in memory, and all positions of one text. transformers' Llama has bidirectional sdpa
+attention without a mask and gives logits of bfloat16; `unmask` gives the negative log-likelihood of a token at each
+position, from logits that are summed in float32. Printed are seconds, the ratio (above 1: unmask is faster), and the
+share of the machine's bfloat16 matmul peak, which is measured before each length.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from unmask.ops.chunked_head import WeightedNLL
 
 def transformers_llama(lm: unmask.LanguageModel, shape: LLaDAShape) -> Any:
     """Llama of transformers with the weights of `lm`: views of its fused matrices."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    config = LlamaConfig(
+    library: Any = transformers
+    config = library.LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.width,
         intermediate_size=shape.intermediate_size,
         num_hidden_layers=shape.depth,
         num_attention_heads=shape.heads,
-        rope_theta=500_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         rms_norm_eps=1e-5,
         attn_implementation="sdpa",
         use_cache=False,
     )
     with torch.device("meta"):
-        network = LlamaForCausalLM(config)
+        network = library.LlamaForCausalLM(config)
     network.load_state_dict(_llama_state(lm, shape.depth), assign=True)
     network.model.rotary_emb = type(network.model.rotary_emb)(config)  # its frequencies are not weights
     for layer in network.model.layers:

@@ -1,4 +1,4 @@
-"""Folders in LLaDA's published layout with random weights, of any size; in shards, so that writing needs little memory."""
+"""Folders in LLaDA's published layout with random weights, in shards, so that writing needs little memory."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unmask.ops import fast_paths
-from unmask.ops.linear import Linear, QuantizedLinear, linear, linear_activation, linear_split
 from unmask.ops.activations import GELU
+from unmask.ops.linear import Linear, QuantizedLinear, linear, linear_activation, linear_split
 from unmask.ops.quantized import Bits, group_size_for, quantize, quantized_nbytes
 
 

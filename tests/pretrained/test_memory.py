@@ -69,7 +69,7 @@ def test_few_bits_lose_few_nats(folder: Path) -> None:
     for group_size in (4, 32):
         rounded = unmask.load(folder, dtype="int4", group_size=group_size).denoiser
         matrices = {name: rounded.get_submodule(name).weight.to(torch.float32) for name in wide}
-        distances.append(sum(float((layer.weight - matrices[name]).norm()) for name, layer in wide.items()))
+        distances.append(sum(float((layer.weight.detach() - matrices[name]).norm()) for name, layer in wide.items()))
     assert distances[0] < 0.75 * distances[1]
 
 
@@ -97,7 +97,9 @@ def test_what_does_not_fit_is_said_before_weights_are_read(folder: Path, monkeyp
     monkeypatch.setattr(memory, "_free_memory", lambda _: 60_000)
     monkeypatch.setattr(memory, "_format_bytes", lambda size: f"{size:,} B")
     for dtype in ("float32", "bfloat16", "auto"):
-        with pytest.raises(ValueError, match=rf"needs about [\d,]+ B of memory with the dtype {dtype}, and 60,000 B are") as e:
+        with pytest.raises(
+            ValueError, match=rf"needs about [\d,]+ B of memory with the dtype {dtype}, and 60,000 B are"
+        ) as e:
             unmask.load(folder, dtype=dtype)  # type: ignore[arg-type]
         needed = int(str(e.value).split("about ")[1].split(" B")[0].replace(",", ""))
         assert needed == pytest.approx(sizes["float32" if dtype == "float32" else "bfloat16"], rel=0.05)
@@ -116,7 +118,11 @@ def test_free_memory_is_that_of_the_machine_or_of_the_container(
     assert memory._free_memory(cpu) is None
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5 kB\n")
     assert memory._free_memory(cpu) == 5 * 1024
-    for name, text in (("memory.max", "4000"), ("memory.current", "3000"), ("memory.stat", "anon 7\ninactive_file 500")):
+    for name, text in (
+        ("memory.max", "4000"),
+        ("memory.current", "3000"),
+        ("memory.stat", "anon 7\ninactive_file 500"),
+    ):
         (tmp_path / name).write_text(text)
     assert memory._free_memory(cpu) == 1500
 
@@ -146,9 +152,9 @@ def test_a_file_that_becomes_shorter_is_refused(tmp_path: Path, monkeypatch: pyt
     tensors = state_dict.read_state_dict(tmp_path)
     file = tmp_path / "model-00001.safetensors"
     os.truncate(file, file.stat().st_size - 100)
+    last = [tensor for name, tensor in tensors.items() if ".blocks.0." in name]
     with pytest.raises(ValueError, match="has become shorter since its header was read"):
-        for tensor in tensors.values():
-            tensor.read()
+        [tensor.read() for tensor in last]
 
 
 def test_two_ranks_share_the_weights_and_write_the_same_texts(folder: Path) -> None:

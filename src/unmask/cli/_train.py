@@ -27,8 +27,7 @@ _ObjectiveArg = Annotated[str | None, Option(family="unmask.baselines:EVERY_OBJE
 def train(
     recipe: RecipeArg = "",
     out: Path = Path("runs/train"),
-    objective: _FrozenDtype = Literal["float32", "bfloat16", "int8", "int4"]
-_ObjectiveArg = None,
+    objective: _ObjectiveArg = None,
     sources: tuple[str, ...] = (),
     valid_sources: tuple[str, ...] = (),
     tokenizer: str | None = None,

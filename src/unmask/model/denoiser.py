@@ -272,8 +272,8 @@ class Denoiser(nn.Module):
         of_blocks = {module for block in self.blocks() for module in block.modules()}
         layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
         inside = {name: layer for name, layer in layers.items() if layer in of_blocks}
-        ours = {name: layer for name, layer in inside.items() if isinstance(layer, Linear)}
-        return ours or inside  # those of other libraries are all alike
+        ours = [name for name, layer in inside.items() if isinstance(layer, Linear)]
+        return {name: inside[name] for name in ours or inside}  # those of other libraries are all alike
 
     def quantize(self, bits: Bits, group_size: int = DEFAULT_GROUP_SIZE) -> None:
         """From now on keep the matrices of the blocks in 8 or 4 bits, each `group_size` weights with a scale."""

@@ -86,7 +86,8 @@ class QuantizedLinear(nn.Module):
 def replace_weight(layer: nn.Linear | QuantizedLinear, weight: Tensor) -> Linear:
     """A layer with this weight, and the bias of another."""
     new = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-    new.weight, new.bias = nn.Parameter(weight), layer.bias
+    new.weight = nn.Parameter(weight)
+    new.register_parameter("bias", layer.bias)
     return new
 
 
@@ -213,7 +214,8 @@ _PACKED_WEIGHTS: MutableMapping[Tensor, _PackedWeight] = WeakTensorKeyDictionary
 def prepack(weight: Tensor, dtype: torch.dtype | None = None) -> None:
     """Keep a copy in oneDNN's order for products in `dtype` (None: its own) without a gradient.
 
-    It is kept until the weight changes or is freed. A change through `weight.data` in the same memory is not noticed: call this again after it.
+    It is kept until the weight changes or is freed. A change through `weight.data` in the same memory is not noticed:
+    call this again after it.
     """
     with torch.no_grad():
         expanded = weight.detach().to(dtype or weight.dtype)

@@ -105,9 +105,7 @@ def load(
     validate_tokenizer(tokenizer, model_config.vocab)
     stored.verify_weights()
     try:
-        denoiser = build_network(
-            model_config, tensors, storage, distributed, str(path), shard_weights=shard_weights
-        )
+        denoiser = build_network(model_config, tensors, storage, distributed, str(path), shard_weights=shard_weights)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,8 +1,8 @@
 """LoRA fine-tuning: the network is frozen, and products of thin matrices are trained in its place.
 
 A weight is read as W + (alpha/rank) B A wherever the network reads it, whole or in slices as attention does.
-B starts at zero, so the first prediction is the frozen network's own. Where W has 16 bits or less, such a sum would lose
-small differences: the layer's output is then W x + (alpha/rank) B A x.
+B starts at zero, so the first prediction is the frozen network's own. Where W has 16 bits or less, such a sum would
+lose small differences: the layer's output is then W x + (alpha/rank) B A x.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ class _LoRADelta(nn.Module):
         with torch.autocast(weight.device.type, enabled=False):
             changed = torch.addmm(weight.to(self.dtype), self.b, self.a, alpha=self.scaling)
         return changed.to(weight.dtype)
-
 
     def of_input(self, x: Tensor) -> Tensor:
         """scaling B A x, without the product B A."""

@@ -213,9 +213,15 @@ def _fold_modulation(weights: dict[str, LazyTensor], depth: int, cond: int) -> d
     folded: dict[str, LazyTensor] = {}
     for block in (f"layers.{i}" for i in range(depth)):
         of = f"{block}.modulation"
-        for norm, first, gated in (("norm1", 0, ("attention.out.weight",)), ("norm2", 3, ("mlp.2.weight", "mlp.2.bias"))):
+        for norm, first, gated in (
+            ("norm1", 0, ("attention.out.weight",)),
+            ("norm2", 3, ("mlp.2.weight", "mlp.2.bias")),
+        ):
             folded[f"{block}.{norm}.bias"] = shift(f"{block}.{norm}", of, 6, first)
             folded[f"{block}.{norm}.weight"] = scaled(f"{block}.{norm}.weight", of, 6, first + 1, 1)
             folded |= {f"{block}.{name}": scaled(f"{block}.{name}", of, 6, first + 2, 0) for name in gated}
-    folded["norm.weight"], folded["norm.bias"] = scaled("norm.weight", "modulation", 2, 1, 1), shift("norm", "modulation", 2, 0)
+    folded["norm.weight"], folded["norm.bias"] = (
+        scaled("norm.weight", "modulation", 2, 1, 1),
+        shift("norm", "modulation", 2, 0),
+    )
     return plain | folded

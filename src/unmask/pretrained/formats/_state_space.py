@@ -91,7 +91,12 @@ def mixer_names(theirs: str, ours: str, directions: Mapping[str, str]) -> dict[s
 
 
 def rename_state(
-    weights: Mapping[str, LazyTensor], names: Mapping[str, str], backbone: SSMConfig, vocab: Vocab, where: str, kind: str
+    weights: Mapping[str, LazyTensor],
+    names: Mapping[str, str],
+    backbone: SSMConfig,
+    vocab: Vocab,
+    where: str,
+    kind: str,
 ) -> dict[str, LazyTensor]:
     """Our tensors; `names` maps theirs to ours, and other tensors must be copies of those with the same values."""
     copies = {name: target for name, target in _copies(names).items() if name in weights}
