@@ -75,8 +75,6 @@ def load_model(
     if options.group_size is not None and options.dtype not in ("int8", "int4"):
         raise ValueError(f"--group-size is for --dtype int8 and int4, not {options.dtype}; drop it")
     ranks = distributed or Distributed()
-    if options.shard_weights and ranks.world_size == 1:
-        raise ValueError("--shard-weights splits weights over the processes of torchrun, and this is the only one")
     lm = load(
         folder,
         require_tokenizer=require_tokenizer,
@@ -86,7 +84,7 @@ def load_model(
         distributed=ranks,
         shard_weights=options.shard_weights,
     )
-    return lm if options.shard_weights else lm.distribute(ranks)
+    return lm if options.shard_weights and ranks.world_size > 1 else lm.distribute(ranks)
 
 
 @contextmanager
