@@ -10,7 +10,15 @@ from torch import nn
 
 from unmask.ops import fast_paths
 from unmask.ops.activations import GELU
-from unmask.ops.linear import Linear, QuantizedLinear, linear, linear_activation, linear_split
+from unmask.ops.linear import (
+    Linear,
+    QuantizedLinear,
+    linear,
+    linear_activation,
+    linear_float32,
+    linear_split,
+    prepack,
+)
 from unmask.ops.quantized import Bits, group_size_for, quantize, quantized_nbytes
 
 
@@ -94,3 +102,19 @@ def test_a_narrow_weight_that_is_trained_has_a_gradient() -> None:
     linear(torch.ones(2, 4), weight, None).sum().backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.full_like(weight, 2))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_sums_of_float32_from_products_of_bfloat16(packed: bool) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(5, 64).bfloat16(), nn.Parameter(torch.randn(40, 64).bfloat16()), torch.randn(40)
+    exact = x.double() @ weight.double().t() + bias
+    if packed:
+        prepack(weight)
+    for enabled in (True, False):
+        with fast_paths(enabled), torch.no_grad():
+            y = linear_float32(x, weight, bias)
+            assert y.dtype == torch.float32
+            torch.testing.assert_close(y.double(), exact, rtol=2e-5, atol=2e-4)
+    with torch.no_grad():
+        assert float((linear(x, weight, bias).double() - exact).abs().max()) > 1e-2  # what rounded sums would be

@@ -138,6 +138,8 @@ class Denoiser(nn.Module):
         self, hidden: Float[Tensor, "N width"], alpha: Float[Tensor, "N 1"], row_fn: RowFn | None
     ) -> Shaped[Tensor, " N *values"]:
         """log_x [N, V] of hidden states, or `row_fn` of its rows."""
+        if self._has_bf16_head:
+            hidden = hidden.bfloat16()
         if row_fn is None:
             rows = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
         else:
@@ -145,6 +147,11 @@ class Denoiser(nn.Module):
         if not self.training:  # the training loop checks the loss itself, and skips the step
             self._check_finite(self._damaged(rows, row_fn))
         return rows
+
+    @property
+    def _has_bf16_head(self) -> bool:
+        """Whether the products of the head are those of bfloat16, as all others; its sums never are."""
+        return self.use_bf16 and self.backbone.lm_head.weight.dtype == torch.bfloat16
 
     def dense_log_probs(self, tokens: Tokens, t: Times | None = None) -> Float[Tensor, "B L V"]:
         """log_x [B, L, V] at all positions of tokens [B, L], at times t [B, 1] (None: 0).
@@ -311,7 +318,9 @@ class Denoiser(nn.Module):
         """
         layers = [module for module in self.backbone.modules() if isinstance(module, Linear)]
         of_blocks, head = torch.bfloat16 if self.use_bf16 else torch.float32, self.backbone.lm_head.weight
-        dtypes = {layer.weight: of_blocks for layer in layers} | {head: torch.float32}
+        dtypes = {layer.weight: of_blocks for layer in layers} | {
+            head: torch.bfloat16 if self._has_bf16_head else torch.float32
+        }
         if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) <= _MAX_PREPACK_BYTES:
             for weight, dtype in dtypes.items():
                 prepack(weight, dtype)

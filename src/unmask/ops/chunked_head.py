@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from unmask.ops.linear import cast_like_autocast, linear, linear_reference, times_weight
+from unmask.ops.linear import cast_like_autocast, linear, linear_float32, linear_reference, times_weight
 from unmask.ops.packing import is_expanded_scalar
 from unmask.ops.switch import fast_paths_enabled
 from unmask.types import LogX, RowFn, Vocab
@@ -96,8 +96,10 @@ def chunked_head_reference(
     bias: Float[Tensor, " V"] | None,
     logits_fn: _LogitsFn,
 ) -> Shaped[Tensor, " N *values"]:
-    """logits_fn(hidden weight^T + bias) [N], from all logits at once."""
-    return logits_fn(linear_reference(hidden, weight, bias), slice(0, len(hidden)))
+    """logits_fn(hidden weight^T + bias) [N], from all logits at once; sums are of float32, but under autocast."""
+    autocast = torch.is_autocast_enabled(hidden.device.type)
+    dtype = hidden.dtype if autocast else torch.promote_types(hidden.dtype, torch.float32)
+    return logits_fn(linear_reference(hidden.to(dtype), weight, bias), slice(0, len(hidden)))
 
 
 def chunked_head(
@@ -108,8 +110,8 @@ def chunked_head(
 ) -> Shaped[Tensor, " N *values"]:
     """`chunked_head_reference` in chunks of rows.
 
-    Under autocast products are in its type, and their sums in that of the weights. A head of 16 bits whose input has 32
-    is expanded a few rows at a time: products and sums are in float32, without a copy of the head.
+    Under autocast products are in its type, and their sums in that of the weights. Without
+    it sums are of float32, and a head of 16 bits is never copied to float32 (`linear_float32`).
     """
     if not fast_paths_enabled():
         return chunked_head_reference(hidden, weight, bias, logits_fn)
@@ -119,7 +121,8 @@ def chunked_head(
         return values
     rows, matrix, offset = _cast_all(hidden, weight, bias)
     chunks = _chunks(hidden, weight)
-    return torch.cat([logits_fn(linear(rows[chunk], matrix, offset), chunk) for chunk in chunks])
+    product = linear if torch.is_autocast_enabled(hidden.device.type) else linear_float32
+    return torch.cat([logits_fn(product(rows[chunk], matrix, offset), chunk) for chunk in chunks])
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,24 @@ def linear(
     return linear_reference(x, weight, bias, gelu=gelu)
 
 
+def linear_float32(
+    x: Float[Tensor, "*rows width"], weight: Float[Tensor, "outputs width"], bias: Float[Tensor, " outputs"] | None
+) -> Float[Tensor, "*rows outputs"]:
+    """x weight^T + bias with sums of float32, also where x and weight have 16 bits.
+
+    oneDNN sums products of bfloat16 in float32, and rounds the sum s to y. A second product gives s - y, rounded to as
+    many bits: together they are s to 2^-17 of it, without a copy of the weight in float32, which takes longer.
+    """
+    if x.dtype != weight.dtype or x.dtype != torch.bfloat16:
+        return linear(x, weight, bias)
+    if not _allows_onednn() or not _use_onednn(x, packed := _get_packed(weight)):
+        return linear(x.float(), weight, bias)
+    rounded = _onednn_linear(x, packed, None)
+    rest = torch.ops.mkldnn._linear_pointwise.binary(x, rounded, packed, None, "sub")
+    y = rounded.float().add_(rest)
+    return y if bias is None else y.add_(bias)
+
+
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
     bias = None if bias is None else bias.to(weight.dtype)
     activation, approximate = ("gelu", "tanh") if gelu else ("none", "")
