@@ -17,7 +17,7 @@ import torch
 
 import unmask
 from unmask.hardware.dtypes import DtypeName
-from unmask.ops.quantized import DEFAULT_GROUP_SIZE
+from unmask.ops.linear import DEFAULT_GROUP_SIZE
 
 _DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "int8", "int4")
 

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unmask.ops import fast_paths
+from unmask.ops._quantized import Bits, group_size_for, quantize, quantized_nbytes
 from unmask.ops.activations import GELU
 from unmask.ops.linear import (
     Linear,
     QuantizedLinear,
     linear,
     linear_activation,
-    linear_float32,
     linear_split,
     prepack,
 )
-from unmask.ops.quantized import Bits, group_size_for, quantize, quantized_nbytes
 
 
 @settings(max_examples=30, deadline=None)
@@ -59,7 +58,7 @@ def test_groups_divide_rows() -> None:
 def test_products_in_slices_are_those_of_the_whole(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unmask.ops.linear._MAX_CACHED_WEIGHTS", 3 * 16)  # three rows, so that one is left
+    monkeypatch.setattr("unmask.ops._quantized._MAX_CACHED_WEIGHTS", 3 * 16)  # three rows, so that one is left
     torch.manual_seed(0)
     plain = Linear(16, 10)
     layer = plain if kind == "bfloat16" else QuantizedLinear.from_linear(plain, 8 if kind == "int8" else 4, 8)
@@ -113,7 +112,7 @@ def test_sums_of_float32_from_products_of_bfloat16(packed: bool) -> None:
         prepack(weight)
     for enabled in (True, False):
         with fast_paths(enabled), torch.no_grad():
-            y = linear_float32(x, weight, bias)
+            y = linear(x, weight, bias, float32_sums=True)
             assert y.dtype == torch.float32
             torch.testing.assert_close(y.double(), exact, rtol=2e-5, atol=2e-4)
     with torch.no_grad():

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones._embedding import Embedding
 from unmask.backbones.base import Backbone, Capabilities
 from unmask.backbones.block import modulated_norm
 from unmask.backbones.cache import RecurrentCacheView
 from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.context import Context
-from unmask.ops.linear import Embedding, Linear, cast_like_autocast
+from unmask.ops.linear import Linear, cast_like_autocast
 from unmask.ops.recompute import recompute_scope, recomputed
 from unmask.ops.selective_scan import selective_scan
 from unmask.types import Positions, Times, Tokens, Vocab

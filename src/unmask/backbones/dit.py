@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones._embedding import Embedding
 from unmask.backbones.attention_mask import (
     FLEX_DEVICES,
     AttentionLayout,
@@ -28,7 +29,7 @@ from unmask.backbones.cache import KVCache, kv_view
 from unmask.backbones.layers import DepthwiseConv, RotaryEmbedding, RotaryScaling, TimeEmbedding
 from unmask.backbones.moe import Experts, MixtureOfExperts
 from unmask.context import Context
-from unmask.ops.linear import Embedding, Linear
+from unmask.ops.linear import Linear
 from unmask.ops.packing import PackedTokens, SelectedPositions
 from unmask.ops.recompute import recompute_scope
 from unmask.types import Positions, Queries, Times, Tokens, Vocab

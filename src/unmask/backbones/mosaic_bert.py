@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones._embedding import Embedding
 from unmask.backbones.attention_mask import AttentionLayout, attention_layout
 from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.cache import KVCache, KVCacheView, kv_view
 from unmask.context import Context
 from unmask.ops.cpu_attention import attention
-from unmask.ops.linear import Embedding, Linear
+from unmask.ops.linear import Linear
 from unmask.types import Positions, Times, Tokens, Vocab
 
 _MAX_HEADS = 1_024

@@ -25,7 +25,7 @@ from unmask.model.language_model import validate_tokenizer
 from unmask.pretrained import CLASSIFIER_FORMAT, StoredModel, resolve_model_folder, write_folder
 from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.registry import AllowCode
-from unmask.training.lora import has_lora
+from unmask.training.lora import LoRA
 
 _CONFIG_FILE, _WEIGHTS_FILE, _TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 _BACKBONE, _HEAD = "backbone.", "head."
@@ -52,7 +52,7 @@ def save_classifier(
 
     `facts`: how it was trained, and `results`: what it scored, for its card.
     """
-    if has_lora(classifier.network):
+    if LoRA.is_applied(classifier.network):
         raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
 
     def write(path: Path) -> None:

@@ -68,7 +68,7 @@ def load_model(
 ) -> LanguageModel:
     """The model in a folder, its work split over the ranks. torch is imported here, so that --help does not need it."""
     from unmask.distributed import Distributed
-    from unmask.ops.quantized import DEFAULT_GROUP_SIZE
+    from unmask.ops.linear import DEFAULT_GROUP_SIZE
     from unmask.pretrained import load
 
     allow_imports(allow_code)

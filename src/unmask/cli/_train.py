@@ -53,7 +53,7 @@ def train(
       unmask train runs/tiny/experiment.json --out runs/again --seed 1
       unmask train finetune --init-from runs/demo --sources notes.txt --out runs/notes
       unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8
-      unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8 --dtype int8
+      unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8 --dtype int8 --out runs/int8
       unmask train my_package.my_module:my_recipe --out runs/my-recipe
       torchrun --nproc_per_node 2 -m unmask train stdlib-tiny --out runs/tiny
 

@@ -18,10 +18,9 @@ from unmask.diffusion.process import Process
 from unmask.objectives import Objective
 from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
-from unmask.ops.linear import Linear, QuantizedLinear, prepack
-from unmask.ops.quantized import DEFAULT_GROUP_SIZE, Bits
+from unmask.ops.linear import DEFAULT_GROUP_SIZE, Bits, Linear, QuantizedLinear, prepack
 from unmask.training.hooks import Hook
-from unmask.training.lora import has_lora
+from unmask.training.lora import LoRA
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
@@ -263,7 +262,7 @@ class Denoiser(nn.Module):
         The matrices are converted in place: half the memory, and on machines with bfloat16 instructions about half
         the time. The residual stream, norms, the head's sums and sampling stay in float32.
         """
-        if has_lora(self):
+        if LoRA.is_applied(self):
             raise ValueError("a network with LoRA layers cannot be converted to bfloat16; merge them first")
         self.use_bf16 = True
         of_network = set(self.backbone.modules()) - {self.backbone.lm_head}

@@ -11,9 +11,9 @@ a time, while they are in the cache: a network of 16 bits computes in float32 wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,19 +21,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from unmask.ops._quantized import DEFAULT_GROUP_SIZE as DEFAULT_GROUP_SIZE
+from unmask.ops._quantized import Bits as Bits
+from unmask.ops._quantized import (
+    QuantizedMatrix,
+    group_size_for,
+    quantize,
+    quantized_nbytes,
+    row_slices,
+    times_weight,
+)
+from unmask.ops._quantized import Weight as Weight
 from unmask.ops.activations import GELU, gelu_reference
-from unmask.ops.quantized import Bits, QuantizedMatrix, group_size_for, quantize
 from unmask.ops.recompute import recomputed
 from unmask.ops.switch import fast_paths_enabled
 
 _PREPACK_ROWS = 512
 """Rows of the input for which prepacked weights are ordered; the order is nearly the same for other numbers."""
-
-
-_MAX_CACHED_WEIGHTS = 1 << 22
-"""Weights that are expanded at a time, so that they stay in the cache."""
-
-Weight: TypeAlias = Tensor | QuantizedMatrix
 
 
 class Linear(nn.Linear):
@@ -42,6 +46,14 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """x weight^T + bias for x [..., in_features]."""
         return linear(input, self.weight, self.bias)
+
+    @classmethod
+    def like(cls, layer: nn.Linear | QuantizedLinear, weight: Tensor) -> Linear:
+        """A layer with this weight, and the bias of another."""
+        new = cls(layer.in_features, layer.out_features, bias=False, device="meta")
+        new.weight = nn.Parameter(weight)
+        new.register_parameter("bias", layer.bias)
+        return new
 
 
 class QuantizedLinear(nn.Module):
@@ -76,34 +88,19 @@ class QuantizedLinear(nn.Module):
         Sums are in float32, and rounded once.
         """
         weight = self.weight.to(torch.float32)
-        return replace_weight(self, (weight if difference is None else weight.add_(difference)).bfloat16())
+        return Linear.like(self, (weight if difference is None else weight.add_(difference)).bfloat16())
+
+    @staticmethod
+    def nbytes_of(shape: torch.Size, bits: Bits, group_size: int) -> int | None:
+        """Bytes of a matrix of this shape; None if it cannot be divided into groups."""
+        return quantized_nbytes(shape, bits, group_size)
 
     def extra_repr(self) -> str:
         """For `repr`."""
         return f"{self.in_features}, {self.out_features}, bits={8 if self.least is None else 4}"
 
 
-def replace_weight(layer: nn.Linear | QuantizedLinear, weight: Tensor) -> Linear:
-    """A layer with this weight, and the bias of another."""
-    new = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-    new.weight = nn.Parameter(weight)
-    new.register_parameter("bias", layer.bias)
-    return new
-
-
-class Embedding(nn.Embedding):
-    """`nn.Embedding` whose table may be stored in fewer bits than its vectors have."""
-
-    output_dtype: torch.dtype | None = None
-    """The type of the vectors; None for that of the table."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The rows of the table."""
-        rows: Tensor = super().forward(input)
-        return rows if self.output_dtype is None else rows.to(self.output_dtype)
-
-
-def linear_reference(
+def _linear_reference(
     x: Float[Tensor, "*rows width"], weight: Weight, bias: Float[Tensor, " outputs"] | None, *, gelu: bool = False
 ) -> Float[Tensor, "*rows outputs"]:
     """x weight^T + bias in the type of x, followed by GELU (the tanh approximation) if asked for."""
@@ -115,9 +112,19 @@ def linear_reference(
 
 
 def linear(
-    x: Float[Tensor, "*rows width"], weight: Weight, bias: Float[Tensor, " outputs"] | None, *, gelu: bool = False
+    x: Float[Tensor, "*rows width"],
+    weight: Weight,
+    bias: Float[Tensor, " outputs"] | None,
+    *,
+    gelu: bool = False,
+    float32_sums: bool = False,
 ) -> Float[Tensor, "*rows outputs"]:
-    """`linear_reference`; by oneDNN if no gradient is needed, in slices if the weight is stored in another type."""
+    """`_linear_reference`; by oneDNN if no gradient is needed, in slices if the weight is stored in another type.
+
+    `float32_sums`: the result is float32 even if input and weight have 16 bits, and is not rounded to those.
+    """
+    if float32_sums and isinstance(weight, Tensor) and x.dtype == weight.dtype == torch.bfloat16:
+        return _linear_float32(x, weight, bias)
     if isinstance(weight, Tensor) and _allows_onednn():
         packed = _get_packed(weight)
         if _use_onednn(x, packed):
@@ -127,10 +134,10 @@ def linear(
         y: Tensor = apply(cast_like_autocast(x), weight)
         y = y if bias is None else y + bias.to(y.dtype)
         return gelu_reference(y) if gelu else y
-    return linear_reference(x, weight, bias, gelu=gelu)
+    return _linear_reference(x, weight, bias, gelu=gelu)
 
 
-def linear_float32(
+def _linear_float32(
     x: Float[Tensor, "*rows width"], weight: Float[Tensor, "outputs width"], bias: Float[Tensor, " outputs"] | None
 ) -> Float[Tensor, "*rows outputs"]:
     """x weight^T + bias with sums of float32, also where x and weight have 16 bits.
@@ -138,8 +145,6 @@ def linear_float32(
     oneDNN sums products of bfloat16 in float32, and rounds the sum s to y. A second product gives s - y, rounded to as
     many bits: together they are s to 2^-17 of it, without a copy of the weight in float32, which takes longer.
     """
-    if x.dtype != weight.dtype or x.dtype != torch.bfloat16:
-        return linear(x, weight, bias)
     if not _allows_onednn() or not _use_onednn(x, packed := _get_packed(weight)):
         return linear(x.float(), weight, bias)
     rounded = _onednn_linear(x, packed, None)
@@ -173,7 +178,7 @@ class _SlicedLinear(torch.autograd.Function):
         ctx.weight = weight
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             y = x.new_empty(*x.shape[:-1], weight.shape[0])
-            for rows in _slices(weight):
+            for rows in row_slices(weight):
                 part = weight[rows].to(x.dtype)
                 y[..., rows] = _onednn_linear(x, part, None) if _use_onednn(x, part) else F.linear(x, part)
         return y
@@ -182,22 +187,6 @@ class _SlicedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         (grad,) = grad_outputs
         return times_weight(grad, ctx.weight), None
-
-
-def times_weight(y: Float[Tensor, "*rows outputs"], weight: Weight) -> Float[Tensor, "*rows width"]:
-    """y weight in the type of y: the gradient of a linear layer's input."""
-    if isinstance(weight, Tensor) and weight.dtype == y.dtype:
-        return y @ weight
-    total = y.new_zeros(*y.shape[:-1], weight.shape[1])
-    for rows in _slices(weight):
-        total += y[..., rows] @ weight[rows].to(y.dtype)
-    return total
-
-
-def _slices(weight: Weight) -> Iterator[slice]:
-    outputs, width = weight.shape
-    size = max(1, _MAX_CACHED_WEIGHTS // width)
-    return (slice(first, min(first + size, outputs)) for first in range(0, outputs, size))
 
 
 def linear_split(

@@ -19,8 +19,7 @@ from unmask.hardware.dtypes import DtypeName
 from unmask.hardware.memory import require_memory
 from unmask.hardware.precision import bf16_is_faster
 from unmask.model import Denoiser, ModelConfig
-from unmask.ops.linear import Embedding, Linear
-from unmask.ops.quantized import DEFAULT_GROUP_SIZE, Bits, quantized_nbytes
+from unmask.ops.linear import DEFAULT_GROUP_SIZE, Bits, Linear, QuantizedLinear
 from unmask.pretrained._config_checks import MetaInit
 from unmask.pretrained._folder import OBJECTIVE_PREFIX
 from unmask.pretrained.state_dict import LazyTensor
@@ -53,7 +52,7 @@ class WeightStorage:
 
     def dtype_of(self, module: nn.Module, saved: torch.dtype) -> torch.dtype:
         """The type of a tensor of a module: only matrices that are read as such may have 16 bits."""
-        if not isinstance(module, Linear | Embedding) or self.dtype == "float32":
+        if self.dtype == "float32" or not (isinstance(module, Linear) or _is_embedding(module)):
             return torch.float32
         return torch.bfloat16 if self.dtype == "bfloat16" else saved if saved in _NARROW else torch.float32
 
@@ -122,6 +121,11 @@ def _full_name(name: str) -> str:
     return name if name.startswith(OBJECTIVE_PREFIX) else f"backbone.{name}"
 
 
+def _is_embedding(module: nn.Module) -> bool:
+    """Whether it is a table of ours, whose vectors may have another type."""
+    return isinstance(module, nn.Embedding) and hasattr(module, "output_dtype")
+
+
 class _Places:
     """Where each tensor of an empty network belongs: a tied one has several places."""
 
@@ -143,8 +147,8 @@ class _Places:
                 values = values.to(storage.dtype_of(module, values.dtype))
                 new: Tensor = nn.Parameter(values, old.requires_grad) if isinstance(old, nn.Parameter) else values
             setattr(module, attribute, new)
-            if isinstance(module, Embedding):
-                module.output_dtype = torch.float32
+            if _is_embedding(module):
+                setattr(module, "output_dtype", torch.float32)  # noqa: B010
 
 
 def _stages(denoiser: Denoiser, names: Mapping[str, str]) -> Iterator[tuple[nn.Module, dict[str, str]]]:
@@ -212,7 +216,7 @@ def _nbytes(denoiser: Denoiser, tensors: Mapping[str, LazyTensor], storage: Weig
         path, _, attribute = _full_name(name).rpartition(".")
         size = None
         if storage.bits is not None and path in quantizable and attribute == "weight":
-            size = quantized_nbytes(tensor.shape, storage.bits, storage.group_size)
+            size = QuantizedLinear.nbytes_of(tensor.shape, storage.bits, storage.group_size)
         kept = storage.dtype_of(denoiser.get_submodule(path), tensor.dtype)
         total += tensor.numel() * kept.itemsize if size is None else size
     return total

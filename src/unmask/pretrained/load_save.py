@@ -23,7 +23,7 @@ from unmask.hardware.memory import is_out_of_memory
 from unmask.io.untrusted import read_json_object
 from unmask.model import LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer
-from unmask.ops.quantized import DEFAULT_GROUP_SIZE
+from unmask.ops.linear import DEFAULT_GROUP_SIZE
 from unmask.pretrained._folder import CONFIG_FILE, OBJECTIVE_PREFIX, WEIGHTS_FILE, StoredModel, write_folder
 from unmask.pretrained._hub import resolve_hub
 from unmask.pretrained._network import WeightStorage, build_network
@@ -40,7 +40,7 @@ from unmask.pretrained.formats._hf_tokenizer import (
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.registry import AllowCode
-from unmask.training.lora import has_lora
+from unmask.training.lora import LoRA
 
 _MODEL_FORMAT = "unmask-2"
 CLASSIFIER_FORMAT = "unmask-classifier-1"
@@ -223,7 +223,7 @@ def save(
     `facts`: how the model was trained, and `metadata`: its license, data and results, for its card.
     `overwrite` keeps a card that was edited by hand; delete that card to get a new one.
     """
-    if has_lora(model.denoiser):
+    if LoRA.is_applied(model.denoiser):
         raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
     if model.denoiser.weights_dtype in ("int8", "int4"):
         raise ValueError(

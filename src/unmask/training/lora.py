@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from unmask.backbones.base import network_blocks
-from unmask.ops.linear import QuantizedLinear, Weight, replace_weight
+from unmask.ops.linear import Linear, QuantizedLinear, Weight
 
 _DTYPES = ("float32", "bfloat16", "int8", "int4")
 
@@ -53,7 +53,7 @@ class LoRA:
 
         Call it before optimizers, moving averages and parallel wrappers are built.
         """
-        if has_lora(denoiser):
+        if self.is_applied(denoiser):
             raise ValueError("this network has LoRA adapters already: call merge_lora() first")
         chosen = self._target_layers(denoiser)
         for name, layer in chosen:
@@ -69,6 +69,12 @@ class LoRA:
                 parametrize.register_parametrization(layer, "weight", difference)
             else:
                 denoiser.set_submodule(name, _AdaptedLinear(layer, difference))
+
+    @staticmethod
+    def is_applied(network: nn.Module) -> bool:
+        """Whether there are adapters that are not merged."""
+        adapted = any(isinstance(module, _AdaptedLinear) for module in network.modules())
+        return adapted or any(True for _ in _lora_layers(network))
 
     def _target_layers(self, denoiser: nn.Module) -> list[tuple[str, _FrozenLinear]]:
         known = {name: each for name, each in denoiser.named_modules() if isinstance(each, nn.Linear | QuantizedLinear)}
@@ -140,13 +146,7 @@ class _AdaptedLinear(nn.Module):
         base, difference = self.base, self.difference.matrix()
         if isinstance(base, QuantizedLinear):
             return base.to_linear(difference)
-        return replace_weight(base, (base.weight.float() + difference).to(base.weight.dtype))
-
-
-def has_lora(network: nn.Module) -> bool:
-    """Whether there are adapters that are not merged."""
-    adapted = any(isinstance(module, _AdaptedLinear) for module in network.modules())
-    return adapted or any(True for _ in _lora_layers(network))
+        return Linear.like(base, (base.weight.float() + difference).to(base.weight.dtype))
 
 
 def merge_lora(denoiser: nn.Module) -> None:
@@ -155,7 +155,7 @@ def merge_lora(denoiser: nn.Module) -> None:
     All its parameters can be trained again; names and shapes are those before `LoRA.apply`. Weights of 8 or 4 bits
     become bfloat16.
     """
-    if not has_lora(denoiser):
+    if not LoRA.is_applied(denoiser):
         raise ValueError("this network has no LoRA adapters to merge: call LoRA.apply() first")
     for layer in list(_lora_layers(denoiser)):
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)

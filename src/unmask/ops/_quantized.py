@@ -10,6 +10,7 @@ input or more it is also faster on a CPU than torch's own kernels for such weigh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -21,6 +22,8 @@ Bits: TypeAlias = Literal[8, 4]
 
 DEFAULT_GROUP_SIZE = 64
 """Weights that share a scale: 4.5 bits for each weight of 4, 8.25 for each of 8."""
+_MAX_CACHED_WEIGHTS = 1 << 22
+"""Weights that are expanded at a time, so that they stay in the cache."""
 _MAX_ROUNDED_WEIGHTS = 1 << 22
 """Weights that are rounded at a time, in float32."""
 
@@ -71,6 +74,10 @@ class QuantizedMatrix:
         return weights.mul_(scale).add_(self.least[..., None].to(dtype)).view(outputs, width)  # addcmul is slower
 
 
+Weight: TypeAlias = Tensor | QuantizedMatrix
+"""A matrix, in whatever it is stored."""
+
+
 def group_size_for(width: int, wanted: int, bits: Bits) -> int | None:
     """The largest group, up to the wanted size, that divides a row evenly; None if 4 bits cannot: a byte holds two."""
     step = 2 if bits == 4 else 1
@@ -116,3 +123,20 @@ def _positive(scale: Tensor) -> Tensor:
     """In bfloat16; where all weights of a group are the same, any scale will do."""
     rounded = scale.bfloat16()
     return torch.where(rounded > 0, rounded, torch.ones_like(rounded))
+
+
+def times_weight(y: Float[Tensor, "*rows outputs"], weight: Weight) -> Float[Tensor, "*rows width"]:
+    """y weight in the type of y: the gradient of a linear layer's input."""
+    if isinstance(weight, Tensor) and weight.dtype == y.dtype:
+        return y @ weight
+    total = y.new_zeros(*y.shape[:-1], weight.shape[1])
+    for rows in row_slices(weight):
+        total += y[..., rows] @ weight[rows].to(y.dtype)
+    return total
+
+
+def row_slices(weight: Weight) -> Iterator[slice]:
+    """Rows that are expanded at a time."""
+    outputs, width = weight.shape
+    size = max(1, _MAX_CACHED_WEIGHTS // width)
+    return (slice(first, min(first + size, outputs)) for first in range(0, outputs, size))
