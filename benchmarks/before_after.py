@@ -156,7 +156,8 @@ def measure(case: str, before: Path, after: Path, repeats: int) -> Iterator[Comp
 
 
 @contextmanager
-def _checked_out(commit: str) -> Iterator[Path]:
+def checked_out(commit: str) -> Iterator[Path]:
+    """A commit in a temporary worktree."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         subprocess.run(["git", "worktree", "add", "--detach", "--quiet", tree, commit], cwd=ROOT, check=True)
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.commit is None:
         parser.error("which commit is the earlier version?")
-    with _checked_out(options.commit) as tree:
+    with checked_out(options.commit) as tree:
         print(f"{'':22} {'before':>10} {'after':>10} {'':8} after / before (spread)")
         for case in CASES:
             if any(word in case for word in options.only):

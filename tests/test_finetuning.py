@@ -18,6 +18,7 @@ from unmask.data.loader import PromptCompletionRows, Wrapped
 from unmask.data.readers import PromptCompletion, SourceConfig
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment
+from unmask.hardware.dtypes import DtypeName
 from unmask.objectives import MDLM, MLM, BlockDiffusion
 from unmask.run import build_trainer, load_ema_model, prepare_corpus, run_experiment
 from unmask.training.lora import LoRA
@@ -149,6 +150,35 @@ def test_published_mixtures_of_experts_are_fine_tuned(family: str, lora: LoRA | 
     assert not any("expert_bias" in name for name in changed)
     upstream = "lladamoe" if family == "llada_moe_tiny" else "llada2_moe"
     again = unmask.load(unmask.save(new, tmp_path / "out", upstream_format=upstream))
+    assert again.score(text).nats == new.score(text).nats
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_differences_of_frozen_weights_with_few_bits(
+    base: Path, cats: Experiment, tmp_path: Path, dtype: DtypeName
+) -> None:
+    """Frozen weights stay as they are, adapters learn, and a run that was stopped goes on exactly."""
+    experiment = replace(cats, lora=LoRA(rank=4, dtype=dtype))
+    run = build_trainer(experiment, prepare_corpus(experiment, RunFolder(tmp_path / "run")), Distributed())
+    kept = unmask.load(base, dtype=dtype).denoiser.backbone.state_dict()
+    before = {name: tensor.clone() for name, tensor in run.model.named_parameters() if not tensor.requires_grad}
+    frozen = {name.replace(".base.", ".").removeprefix("backbone."): tensor for name, tensor in before.items()}
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in frozen.items())
+    assert {name for name, tensor in kept.items() if tensor.dtype != torch.float32} <= frozen.keys()
+    learned = {name: tensor.clone() for name, tensor in run.model.named_parameters() if tensor.requires_grad}
+    assert all(".difference." in name for name in learned)
+    run.step()
+    now = dict(run.model.named_parameters())
+    assert all(torch.equal(now[name], tensor) for name, tensor in before.items())
+    assert all(not torch.equal(now[name], tensor) for name, tensor in learned.items() if name.endswith(".b"))
+    with pytest.raises(ValueError, match="not merged"):
+        unmask.save(unmask.LanguageModel(run.model), tmp_path / "unmerged")
+    assert run_experiment(experiment, tmp_path / "run", Distributed())
+    text, old, new = "a cat sat on the mat", unmask.load(base, dtype=dtype), unmask.load(tmp_path / "run")
+    assert new.denoiser.backbone.blocks()[0].attention.qkv.weight.dtype == torch.bfloat16  # merged
+    assert new.denoiser.backbone.state_dict().keys() == unmask.load(base).denoiser.backbone.state_dict().keys()
+    assert new.score(text).nats < old.score(text).nats
+    again, _ = load_ema_model(tmp_path / "run")
     assert again.score(text).nats == new.score(text).nats
 
 

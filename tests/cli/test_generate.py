@@ -97,10 +97,24 @@ def test_bfloat16_where_asked_for_or_measured_faster(
         return str(json.loads(command(*request, *more).out)["dtype"])
 
     assert (dtype(), dtype("--dtype", "bfloat16")) == ("float32", "bfloat16")
-    monkeypatch.setattr(writing, "_MIN_BF16_PARAMETERS", 0)
+    monkeypatch.setattr("unmask.pretrained._network._MIN_BF16_PARAMETERS", 0)
     for good, name in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("unmask.hardware.precision.bf16_is_faster", lambda *_, good=good, **__: good)
+        monkeypatch.setattr("unmask.pretrained._network.bf16_is_faster", lambda *_, good=good, **__: good)
         assert (dtype(), dtype("--dtype", "float32")) == (name, "float32")
+
+
+def test_weights_of_few_bits(folder: str, command: Command) -> None:
+    for name in ("int8", "int4"):
+        request = ("sample", folder, "--length", "8", "--steps", "4", "--json", "--dtype", name, "--group-size", "8")
+        found = json.loads(command(*request).out)
+        expected = unmask.load(folder, dtype=name, group_size=8).sample(length=8, sampler=unmask.Ancestral(4))
+        assert (found["dtype"], found["texts"]) == (name, expected.texts)
+        scored = command("score", folder, "abc", "--dtype", name, "--json").out
+        expected_nats = unmask.load(folder, dtype=name).score("abc").nats_per_token
+        assert json.loads(scored)["scores"][0]["nats_per_token"] == expected_nats
+    refused = command("sample", folder, "--group-size", "8")
+    assert refused.code == 2
+    assert "--group-size is for --dtype int8 and int4, not auto; drop it" in refused.err
 
 
 def test_infill(folder: str, command: Command) -> None:

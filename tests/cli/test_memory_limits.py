@@ -65,7 +65,7 @@ def test_the_memory_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert whole is not None
     for text, expected in (("123456\n", 123456), ("max\n", None)):
         (tmp_path / "memory.max").write_text(text)
-        monkeypatch.setattr(room, "_CGROUP_MEMORY_MAX", tmp_path / "memory.max")
+        monkeypatch.setattr(room, "_CGROUP", tmp_path)
         found = room._available_memory()
         assert found == expected or (expected is None and found is not None and found >= whole)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from unmask.ops import fast_paths
-from unmask.ops.activations import GELU, SquaredReLU, gelu_reference, squared_relu_reference
+from unmask.ops.activations import GELU, SquaredReLU, _squared_relu_reference, gelu_reference
 
-REFERENCES = [(GELU(), gelu_reference), (SquaredReLU(), squared_relu_reference)]
+REFERENCES = [(GELU(), gelu_reference), (SquaredReLU(), _squared_relu_reference)]
 
 
 @pytest.mark.parametrize(("activation", "reference"), REFERENCES, ids=["gelu", "relu2"])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from unmask.objectives import MDLM
 from unmask.ops import chunked_head as head
-from unmask.ops.chunked_head import LogitsRowFn, _ValueAndGrad, chunked_head, chunked_head_reference
+from unmask.ops.chunked_head import LogitsRowFn, _chunked_head_reference, _ValueAndGrad, chunked_head
 from unmask.types import Vocab
 
 ROWS, WIDTH, VOCAB = 37, 6, 11
@@ -57,7 +57,7 @@ surprise = Surprise()
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return chunked_head_reference(hidden, weight, bias, surprise)
+    return _chunked_head_reference(hidden, weight, bias, surprise)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -99,7 +99,7 @@ def test_the_closed_form_is_the_gradient_of_a_weighted_nll(at_once: int, dtype: 
     row_fn = head.WeightedNLL(x, torch.rand(ROWS)) if weighted else head.WeightedNLL.unweighted(x)
     logits_fn = head.LogitsRowFn(MDLM(), torch.zeros(ROWS, 1), Vocab(VOCAB, VOCAB - 1), row_fn)
     results = []
-    for function in (chunked_head, chunked_head_reference):
+    for function in (chunked_head, _chunked_head_reference):
         leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs()]
         values = function(leaves[0], leaves[1], leaves[2], logits_fn)
         values.sum().backward()
@@ -168,7 +168,7 @@ def test_parameters_of_a_row_function_get_their_gradients(at_once: int, rates: s
     """Also if rows have different weights in the backward pass, and the chunks are computed again."""
     weights = torch.ones(ROWS) if rates == "equal" else torch.arange(1.0, ROWS + 1)
     gradients = []
-    for function in (chunked_head, chunked_head_reference):
+    for function in (chunked_head, _chunked_head_reference):
         w = torch.linspace(0.5, 2.0, VOCAB, dtype=torch.float64).requires_grad_()
         hidden, weight, bias = inputs()
         row_fn = LogitsRowFn(MDLM(), torch.zeros(ROWS, 1), Vocab(VOCAB, 4), WeightedMass(w))

@@ -161,11 +161,11 @@ def test_a_weight_is_the_sum_and_the_fraction() -> None:
 
 def test_half_a_network_keeps_its_type_and_whole_differences() -> None:
     denoise = adapted(dtype=torch.bfloat16)
-    layer = denoise.backbone.layers[0].mlp[0]
-    assert layer.weight.dtype == torch.bfloat16
+    before = denoise.backbone.layers[0].mlp[0].base.weight.clone()
+    assert before.dtype == torch.bfloat16
     assert {p.dtype for p in trainable(denoise).values()} == {torch.float32}
     merge_lora(denoise)
-    assert layer.weight.dtype == torch.bfloat16
+    assert torch.equal(denoise.backbone.layers[0].mlp[0].weight, before)  # B is zero
 
 
 def test_gradients_are_of_a_and_b_only() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones._embedding import Embedding
 from unmask.backbones.base import Backbone, Capabilities
 from unmask.backbones.block import modulated_norm
 from unmask.backbones.cache import RecurrentCacheView
@@ -88,7 +89,7 @@ class SelectiveSSM(nn.Module):
         self.dt_rank = dt_rank
         self.conv1d = nn.Conv1d(width, width, config.kernel_size, groups=width)
         self.x_proj = Linear(width, dt_rank + 2 * config.state_size, bias=False)
-        self.dt_proj = Linear(dt_rank, width)
+        self.dt_proj = nn.Linear(dt_rank, width)
         self.A_log = nn.Parameter(torch.empty(width, config.state_size))
         self.D = nn.Parameter(torch.ones(width))
         self._init_weights(config)
@@ -213,7 +214,7 @@ class SSMBackbone(Backbone):
 
     def __init__(self, config: SSMConfig, vocab: Vocab, blocks: Sequence[MambaBlock]) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.embedding = Embedding(vocab.size, config.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)

@@ -122,7 +122,7 @@ class Backbone(nn.Module, ABC, metaclass=_BackboneMeta):
     def compute_logits(self, hidden: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows V"]:
         """Logits [..., V] of hidden states [..., width]."""
         if self.has_plain_head:
-            return linear(hidden, self.lm_head.weight, self.lm_head.bias)
+            return linear(hidden, self.lm_head.weight, self.lm_head.bias, float32_sums=True)
         logits: Tensor = self.lm_head(hidden)
         return logits
 

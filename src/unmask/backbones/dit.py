@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones._embedding import Embedding
 from unmask.backbones.attention_mask import (
     FLEX_DEVICES,
     AttentionLayout,
@@ -229,7 +230,7 @@ class DiT(Backbone):
         super().__init__()
         self.config = config
         local, timed = config.local_init, config.time_conditioning
-        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.embedding = Embedding(vocab.size, config.width)
         self.local_conv = None if local is None else DepthwiseConv(config.width, local.kernel_size)
         scaling = None if config.llama is None else config.llama.rotary_scaling
         self.rotary = RotaryEmbedding(config.rotary_dim, config.rope_theta, scaling)

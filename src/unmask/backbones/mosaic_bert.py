@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from unmask.backbones._embedding import Embedding
 from unmask.backbones.attention_mask import AttentionLayout, attention_layout
 from unmask.backbones.base import Backbone, BlockStackConfig, Capabilities
 from unmask.backbones.cache import KVCache, KVCacheView, kv_view
@@ -85,7 +86,7 @@ class MosaicBERT(Backbone):
     def __init__(self, config: MosaicBERTConfig, vocab: Vocab) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(vocab.size, config.width)
+        self.embedding = Embedding(vocab.size, config.width)
         self.token_type_embedding = nn.Embedding(config.token_types, config.width)
         self.embedding_norm = config.build_norm()
         self.dropout = nn.Dropout(config.dropout)

@@ -108,6 +108,8 @@ class ClassificationExperiment:
             raise ValueError("patience needs validation rows: --valid FILE or --validation-fraction 0.1")
         if self.head_only and self.lora is not None:
             raise ValueError("either only the head is trained, or LoRA adapters, too; got both")
+        if self.lora is not None and self.lora.dtype != "float32":
+            raise ValueError(f"a classifier's frozen weights are float32; got lora.dtype={self.lora.dtype}")
         if not 0 <= self.warmup_fraction <= 1:
             raise ValueError(f"warmup_fraction is a share of the steps, in [0, 1]; got {self.warmup_fraction}")
         if self.metric is not None:

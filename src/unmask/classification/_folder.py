@@ -23,8 +23,9 @@ from unmask.data.tokenizers import load_tokenizer
 from unmask.io.untrusted import read_json_object
 from unmask.model.language_model import validate_tokenizer
 from unmask.pretrained import CLASSIFIER_FORMAT, StoredModel, resolve_model_folder, write_folder
-from unmask.pretrained.state_dict import unique_tensors
+from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.registry import AllowCode
+from unmask.training.lora import LoRA
 
 _CONFIG_FILE, _WEIGHTS_FILE, _TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 _BACKBONE, _HEAD = "backbone.", "head."
@@ -51,7 +52,7 @@ def save_classifier(
 
     `facts`: how it was trained, and `results`: what it scored, for its card.
     """
-    if any(".parametrizations." in name for name, _ in classifier.network.named_parameters()):
+    if LoRA.is_applied(classifier.network):
         raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
 
     def write(path: Path) -> None:
@@ -85,23 +86,26 @@ def load_classifier(folder: str | os.PathLike[str], *, allow_code: AllowCode = F
         raise ValueError(f"{path} is not a classifier: its format is {stored.config.get('format')!r:.60}")
     fields = {key: value for key, value in stored.config.items() if key != "format"}
     config: ClassifierConfig = from_json(ClassifierConfig, fields, str(path / _CONFIG_FILE), allow_code=allow_code)
-    stored.check_shapes(_expected_shapes(stored, config), stored.headers())
+    tensors = stored.tensors()
+    stored.check_shapes(_expected_shapes(stored, config, tensors), tensors)
     tokenizer = load_tokenizer(path / _TOKENIZER_FILE, allow_code=allow_code)
     validate_tokenizer(tokenizer, config.model.vocab)
-    weights = stored.weights()
+    stored.verify_weights()
     network = SequenceClassifier(config)
+    weights = {name: tensor.view() for name, tensor in tensors.items()}
     network.load_state_dict(weights, strict=False)  # tied tensors are stored once; the shapes are checked
     return Classifier(network.eval(), tokenizer)
 
 
-def _expected_shapes(stored: StoredModel, config: ClassifierConfig) -> dict[str, torch.Size]:
-    headers = stored.headers()
+def _expected_shapes(
+    stored: StoredModel, config: ClassifierConfig, headers: Mapping[str, LazyTensor]
+) -> dict[str, torch.Size]:
     of_backbone = {
         name.removeprefix(_BACKBONE): tensor for name, tensor in headers.items() if name.startswith(_BACKBONE)
     }
     shapes = stored.expected_shapes(config.model, of_backbone)
     output = headers.get(f"{_HEAD}output.weight")
-    width = output.shape[-1] if output is not None and output.ndim == 2 else 1
+    width = output.shape[-1] if output is not None and len(output.shape) == 2 else 1
     with torch.device("meta"):
         head = ClassificationHead(width, config)
     return {

@@ -99,7 +99,7 @@ def run_classification(
 
 def load_encoder(folder: str, allow_code: AllowCode = False) -> LanguageModel:
     """A model to make a classifier of: any that `unmask.load` reads, also encoders without a head."""
-    return load(folder, require_head=False, allow_code=allow_code)
+    return load(folder, require_head=False, allow_code=allow_code, dtype="float32")
 
 
 def _check_same_experiment(run: RunFolder, experiment: ClassificationExperiment, data: LoadedData) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from unmask.cli._signature import Inline, Option, Positional
+from unmask.hardware.dtypes import DtypeName
 from unmask.registry import build, resolve
 
 if TYPE_CHECKING:
     from unmask.data.tokenizers import BaseTokenizer
+    from unmask.distributed import Distributed
     from unmask.model import LanguageModel
 
 _T = TypeVar("_T")
@@ -67,26 +69,65 @@ AllowCodeFlag = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """How the weights of a model are kept."""
+
+    dtype: DtypeName = "auto"
+    """Type of the weights; auto: as they were saved, computed in what is measured to be fastest."""
+    group_size: int | None = None
+    """For int8 and int4: weights that share a scale; 64 by default, fewer are more exact and take more memory."""
+    shard_weights: bool = False
+    """Under torchrun: each process keeps a part of the weights, for models that do not fit into the memory of one."""
+
+
+InlineLoadOptions = Annotated[LoadOptions, Inline()]
+
 BothStrandsFlag = Annotated[bool, Option(help="For DNA: average predictions over both strands, at twice the cost.")]
 
 
-def load_model(folder: Path, require_tokenizer: bool = False, allow_code: bool = False) -> LanguageModel:
-    """The model in a folder. torch is imported here, so that --help does not need it."""
+def load_model(
+    folder: Path,
+    require_tokenizer: bool = False,
+    allow_code: bool = False,
+    options: LoadOptions = LoadOptions(),  # noqa: B008
+    distributed: Distributed | None = None,
+) -> LanguageModel:
+    """The model in a folder, its work split over the ranks. torch is imported here, so that --help does not need it."""
+    from unmask.distributed import Distributed
+    from unmask.ops.linear import DEFAULT_GROUP_SIZE
     from unmask.pretrained import load
 
     allow_imports(allow_code)
-    return load(folder, require_tokenizer=require_tokenizer, allow_code=allow_code)
+    if options.group_size is not None and options.dtype not in ("int8", "int4"):
+        raise ValueError(f"--group-size is for --dtype int8 and int4, not {options.dtype}; drop it")
+    ranks = distributed or Distributed()
+    lm = load(
+        folder,
+        require_tokenizer=require_tokenizer,
+        allow_code=allow_code,
+        dtype=options.dtype,
+        group_size=DEFAULT_GROUP_SIZE if options.group_size is None else options.group_size,
+        distributed=ranks,
+        shard_weights=options.shard_weights,
+    )
+    return lm if options.shard_weights and ranks.world_size > 1 else lm.distribute(ranks)
 
 
 @contextmanager
 def load_distributed(
-    folder: Path, allow_code: bool = False, both_strands: bool = False, require_tokenizer: bool = False
+    folder: Path,
+    allow_code: bool = False,
+    both_strands: bool = False,
+    options: LoadOptions = LoadOptions(),  # noqa: B008
+    require_tokenizer: bool = False,
 ) -> Iterator[tuple[LanguageModel, bool]]:
     """The model, its work split over the processes of `torchrun`; and whether this process prints."""
     from unmask.distributed import init_distributed
 
     with init_distributed() as distributed:
-        lm = load_model(folder, require_tokenizer, allow_code).distribute(distributed)
+        lm = load_model(folder, require_tokenizer, allow_code, options, distributed)
+        lm.denoiser.prepack()
         yield lm.with_both_strands() if both_strands else lm, distributed.is_main
 
 

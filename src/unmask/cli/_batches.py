@@ -26,7 +26,7 @@ from unmask.batches import (
     read_requests,
     run_batches,
 )
-from unmask.cli._arguments import FileOptions, load_distributed, model_fingerprint
+from unmask.cli._arguments import FileOptions, LoadOptions, load_distributed, model_fingerprint
 from unmask.cli._progress import progress
 from unmask.distributed import Distributed
 from unmask.hardware.onednn import limit_onednn_caches
@@ -49,19 +49,24 @@ class FileCommand:
     """The options that answers depend on, by the names that an error message gives them."""
     seed: int
     make_task: Callable[[LanguageModel], Task]
-    set_dtype: Callable[[LanguageModel, str | None], str]
-    """Choose a precision, or the one that the run began with; returns it."""
+    choose_dtype: Callable[[LanguageModel, str | None], str]
+    """Choose the type in which the network computes, or the one that the run began with; returns it."""
     complete: Callable[[RequestFile, list[dict[str, Any]]], None] = lambda *_: None
     """Add to the answers what depends on all of them, and print what is to be told."""
     allow_code: bool = False
     both_strands: bool = False
+    weights: LoadOptions = LoadOptions()
 
     def run(self) -> None:
         """Answer all requests; exits with `EXIT_SOME_FAILED` if some of them were wrong."""
         check_files(self.files)
+        if self.weights.shard_weights:
+            raise ValueError(
+                "the ranks answer different requests of a file, each with all weights: drop --shard-weights"
+            )
         limit_onednn_caches()
         requests = read_requests(self.files.input or _STANDARD)
-        with load_distributed(self.model, self.allow_code, self.both_strands) as (lm, _):
+        with load_distributed(self.model, self.allow_code, self.both_strands, self.weights) as (lm, _):
             num_failed = _FileRun(self, requests, lm).run()
         if num_failed:
             sys.exit(EXIT_SOME_FAILED)
@@ -92,7 +97,7 @@ class _FileRun:
         """Answer all requests; the number of those that failed."""
         output = self.command.files.output
         if output == _STANDARD:
-            self.command.set_dtype(self.lm, None)
+            self.command.choose_dtype(self.lm, None)
             answers, failed = self._answer(AnswersInMemory())
             for line in _to_lines(answers):
                 print(line)
@@ -102,7 +107,7 @@ class _FileRun:
         if (known := self._finished(file, identity)) is not None:
             return known
         with self._open(file, identity) as noted:
-            dtype = self.command.set_dtype(self.lm, noted.get("dtype"))
+            dtype = self.command.choose_dtype(self.lm, noted.get("dtype"))
             if self.ranks.is_main and "dtype" not in noted:
                 file.note(identity, dtype=dtype)
             file.repair()

@@ -15,7 +15,9 @@ from unmask.cli._arguments import (
     AllowCodeFlag,
     BothStrandsFlag,
     Count,
+    InlineLoadOptions,
     JsonFlag,
+    LoadOptions,
     ModelPath,
     ResultsPath,
     TextArgs,
@@ -56,6 +58,7 @@ def evaluate(
     task_options: Annotated[TaskOptions, Inline()] = TaskOptions(),  # noqa: B008
     seed: int = 0,
     both_strands: BothStrandsFlag = False,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -91,7 +94,7 @@ def evaluate(
     if task_options.tasks:
         if sources:
             raise ValueError(f"evaluate on texts or on tasks, one after the other: {sources[0]} is a text")
-        evaluate_tasks(model, task_options, seed, both_strands, out, as_json, allow_code)
+        evaluate_tasks(model, task_options, seed, both_strands, weights, out, as_json, allow_code)
         return
     from unmask.cli._progress import progress
     from unmask.data.readers import SourceConfig
@@ -109,8 +112,9 @@ def evaluate(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
-        lm, is_main = stack.enter_context(load_distributed(model, allow_code, both_strands, require_tokenizer=True))
-        lm.denoiser.prepack()
+        lm, is_main = stack.enter_context(
+            load_distributed(model, allow_code, both_strands, weights, require_tokenizer=True)
+        )
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
             layout = eval_layout(lm, corpus, per_document)
@@ -169,6 +173,7 @@ def eval_samples(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -204,8 +209,7 @@ def eval_samples(
         raise ValueError("--samplers and --steps need at least one value each")
     validate_output(out)
     metrics: list[SampleMetrics] = []
-    with load_distributed(model, allow_code, require_tokenizer=True) as (lm, is_main):
-        lm.denoiser.prepack()
+    with load_distributed(model, allow_code, options=weights, require_tokenizer=True) as (lm, is_main):
         specs: dict[str, SamplerSpec] = {}
         for name, count in product(samplers, steps):
             sampler = make_sampler(lm, name, count, SamplingParams.if_given(temperature, top_k, top_p))

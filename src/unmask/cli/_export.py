@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from unmask.cli._arguments import AllowCodeFlag, ModelPath, allow_imports, load_model
+from unmask.cli._arguments import AllowCodeFlag, LoadOptions, ModelPath, allow_imports, load_model
 
 _UNSUPPORTED_SUFFIXES = (
     ".gguf",
@@ -66,7 +66,8 @@ def export(
         allow_imports(allow_code)
         lm, facts = load_ema_model(source, _warn, allow_code=allow_code)
     else:
-        lm, facts = load_model(source, allow_code=allow_code), None
+        as_onnx = LoadOptions("float32") if out.suffix == ".onnx" else LoadOptions()
+        lm, facts = load_model(source, allow_code=allow_code, options=as_onnx), None
     if out.suffix == ".onnx":
         with heartbeat("writing the ONNX graph, which takes a minute or so"):
             print(export_onnx(lm, out))

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from unmask.cli._arguments import (
     AllowCodeFlag,
     FileOptions,
     InlineFileOptions,
+    InlineLoadOptions,
     JsonFlag,
+    LoadOptions,
     ModelPath,
     TextArg,
     TextArgs,
@@ -21,7 +23,7 @@ from unmask.cli._arguments import (
     print_json,
     warn_literal_masks,
 )
-from unmask.cli._generation_options import DtypeName, GenerationOptions
+from unmask.cli._generation_options import GenerationOptions
 from unmask.cli._signature import Inline
 
 if TYPE_CHECKING:
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from unmask.sampling import Sampler
     from unmask.types import Tokens
 
-_MIN_BF16_PARAMETERS = 10_000_000
-"""Smaller models use float32: the bfloat16 measurement takes 0.2 s, more than it would save."""
 
 _InlineOptions = Annotated[GenerationOptions, Inline()]
 
@@ -41,6 +41,7 @@ def sample(
     length: int | None = None,
     prompt: str = "",
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -57,10 +58,10 @@ def sample(
         prompt: The beginning of each text.
     """
     warn_literal_masks("a prompt", [prompt])
-    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.blank_canvas(options.n, length, prompt or ())
-        dtype = set_dtype(lm, options.dtype)
+        dtype = compute_fastest(lm, weights)
         samples = _generate(lm, canvas, sampler, options, as_json)
     if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
@@ -72,6 +73,7 @@ def complete(
     length: int = 64,
     files: InlineFileOptions = FileOptions(),  # noqa: B008
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -95,15 +97,15 @@ def complete(
 
         files.refuse_others(PROMPTS=prompts)
         task = partial(CompletionTask, length=length)
-        _answer_file(model, files, options, as_json, allow_code, task, command="complete", length=length)
+        _answer_file(model, files, options, weights, as_json, allow_code, task, command="complete", length=length)
         return
     files.refuse_unused()
     if not prompts:
         raise ValueError("there is nothing to complete: give prompts, or a file of requests with --input")
-    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
         lm.check_memory(options.n * len(prompts), length)
-        dtype = set_dtype(lm, options.dtype)
+        dtype = compute_fastest(lm, weights)
         repeated = [prompt for prompt in prompts for _ in range(options.n)]
         samples = lm.complete(repeated, length, sampler=sampler, seed=options.seed, guidance=options.build_guidance())
     if is_main:
@@ -115,6 +117,7 @@ def infill(
     template: TextArg = "",
     files: InlineFileOptions = FileOptions(),  # noqa: B008
     options: _InlineOptions = GenerationOptions(),  # noqa: B008
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -139,12 +142,12 @@ def infill(
         from unmask.cli._requests import InfillTask
 
         files.refuse_others(TEMPLATE=template)
-        _answer_file(model, files, options, as_json, allow_code, InfillTask, command="infill")
+        _answer_file(model, files, options, weights, as_json, allow_code, InfillTask, command="infill")
         return
     files.refuse_unused()
     if not template:
         raise ValueError("there is nothing to fill: give a template, or a file of requests with --input")
-    with load_distributed(model, allow_code, options.both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
         canvas = lm.encode_template(template, options.n)
         followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())
@@ -153,7 +156,7 @@ def infill(
                 "unmask: this model reads from left to right: the text after a hole is kept, but does not influence it",
                 file=sys.stderr,
             )
-        dtype = set_dtype(lm, options.dtype)
+        dtype = compute_fastest(lm, weights)
         samples = _generate(lm, canvas, sampler, options, as_json)
     if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
@@ -163,6 +166,7 @@ def _answer_file(
     model: Path,
     files: FileOptions,
     options: GenerationOptions,
+    weights: LoadOptions,
     as_json: bool,
     allow_code: bool,
     make_task: Callable[[LanguageModel, GenerationOptions], Task],
@@ -173,31 +177,35 @@ def _answer_file(
 
     files.refuse_others(json=as_json, watch=options.watch)
     shared = {name: value for name, value in asdict(options).items() if name not in ("watch", "delay")}
+    shared |= asdict(weights)
     FileCommand(
         model,
         files,
         {**settings, **shared},
         options.seed,
         lambda lm: make_task(lm, options),
-        lambda lm, began_with: set_dtype(lm, cast("DtypeName", began_with or options.dtype)),
+        lambda lm, chosen: compute_fastest(lm, weights, chosen),
+        weights=weights,
         allow_code=allow_code,
         both_strands=options.both_strands,
     ).run()
 
 
-def set_dtype(lm: LanguageModel, dtype: DtypeName) -> str:
-    """Set the precision of the model, and prepack its matrices; returns the dtype."""
-    from unmask.hardware.precision import bf16_is_faster
+def compute_fastest(lm: LanguageModel, weights: LoadOptions, chosen: str | None = None) -> str:
+    """Compute large networks in bfloat16 where that is faster, or was `chosen` before, unless a type is asked for.
 
-    bf16, where = dtype == "bfloat16", lm.distributed
-    if dtype == "auto":
-        large = sum(weight.numel() for weight in lm.denoiser.parameters()) >= _MIN_BF16_PARAMETERS
-        # Rank 0 measures for all, so that texts do not depend on the rank that generates them.
-        bf16 = large and where.any_rank(where.is_main and bf16_is_faster(where.device, seconds=0.2))
-    if bf16:
-        lm.denoiser.to_bf16()
-    lm.denoiser.prepack()
-    return "bfloat16" if bf16 else "float32"
+    Returns the type.
+    """
+    from unmask.pretrained import prefers_bf16
+
+    denoiser = lm.denoiser
+    may_choose = weights.dtype == "auto" and not weights.shard_weights
+    if may_choose and (prefers_bf16(denoiser, lm.distributed) if chosen is None else chosen == "bfloat16"):
+        denoiser.to_bf16()
+        denoiser.prepack()
+    if weights.dtype in ("int8", "int4"):
+        return weights.dtype
+    return "bfloat16" if denoiser.use_bf16 else "float32"
 
 
 def _generate(

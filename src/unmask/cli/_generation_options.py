@@ -21,7 +21,6 @@ SAMPLER_OPTION = Option(family="unmask.sampling:SAMPLERS", extra_choices=("defau
 _CacheName = Literal["none", "prefix", "dual"]
 _MeasureName = Literal["probability", "margin", "entropy"]
 _RemaskingName = Literal["cap", "rescale", "conf"]
-DtypeName = Literal["auto", "float32", "bfloat16"]
 _LoopArg = Annotated[tuple[float, float, float] | None, Option(metavar="T_ON T_OFF ALPHA_ON")]
 
 
@@ -89,8 +88,6 @@ class GenerationOptions:
     """A regular expression that the text of each hole must match; or one for each hole."""
     both_strands: bool = False
     """For DNA: average predictions over both strands, at twice the cost."""
-    dtype: DtypeName = "auto"
-    """Precision of the network; auto takes bfloat16 for large models where it is measured to be faster."""
     watch: bool = False
     """Show the text on stderr after each step."""
     delay: float = 0.05

@@ -11,7 +11,9 @@ from unmask.cli._arguments import (
     BothStrandsFlag,
     FileOptions,
     InlineFileOptions,
+    InlineLoadOptions,
     JsonFlag,
+    LoadOptions,
     ModelPath,
     ResultsPath,
     TextArgs,
@@ -42,6 +44,7 @@ def score(
     precision: float | None = None,
     seed: int = 0,
     both_strands: BothStrandsFlag = False,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
     as_json: JsonFlag = False,
     allow_code: AllowCodeFlag = False,
@@ -74,7 +77,8 @@ def score(
         raise ValueError(f"--top must be at least 1; got {top}")
     if files.input is not None:
         files.refuse_others(TEXTS=texts, json=as_json, out=out)
-        _score_file(model, files, prompt, top, _make_config(draws, precision, seed), both_strands, allow_code)
+        config = _make_config(draws, precision, seed)
+        _score_file(model, files, prompt, top, config, both_strands, weights, allow_code)
         return
     files.refuse_unused()
     validate_output(out)
@@ -82,8 +86,7 @@ def score(
         raise ValueError("there is nothing to score: give texts, or a file of requests with --input")
     read = [read_stdin() if text == "-" else text for text in texts]
     warn_literal_masks("a text that is scored", read)
-    with load_distributed(model, allow_code, both_strands) as (lm, is_main):
-        lm.denoiser.prepack()
+    with load_distributed(model, allow_code, both_strands, weights) as (lm, is_main):
         result = lm.score(read, [prompt] * len(read), draws=draws, precision=precision, seed=seed, per_token=bool(top))
         longest, digest = lm.denoiser.max_length, model_fingerprint(model)
     if not is_main:
@@ -114,15 +117,12 @@ def _score_file(
     top: int | None,
     config: ScoreConfig,
     both_strands: bool,
+    weights: LoadOptions,
     allow_code: bool,
 ) -> None:
     """Score the requests of a file, and print the most surprising ones."""
     from unmask.cli._batches import FileCommand
     from unmask.cli._requests import ScoreTask
-
-    def prepack(lm: LanguageModel, _: str | None) -> str:
-        lm.denoiser.prepack()
-        return "as saved"
 
     def rank(requests: RequestFile, answers: list[dict[str, Any]]) -> None:
         good = [answer for answer in answers if "error" not in answer]
@@ -135,16 +135,18 @@ def _score_file(
                 print(f"line {answer['line']}: {_describe({**answer, 'text': texts[answer['line']]}, None)}")
 
     settings = {"command": "score", "prompt": prompt, "top": top, **vars(config), "both_strands": both_strands}
+    settings |= vars(weights)
     FileCommand(
         model,
         files,
         settings,
         config.seed,
         lambda lm: ScoreTask(lm, config, prompt, top),
-        prepack,
+        lambda _lm, _chosen: weights.dtype,
         rank,
         allow_code,
         both_strands,
+        weights,
     ).run()
 
 

@@ -6,9 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from unmask.cli._arguments import AllowCodeFlag, ModelPath, load_model
-from unmask.cli._generate import set_dtype
-from unmask.cli._generation_options import DtypeName
+from unmask.cli._arguments import AllowCodeFlag, InlineLoadOptions, LoadOptions, ModelPath, load_model
+from unmask.cli._generate import compute_fastest
 from unmask.hardware.onednn import limit_onednn_caches
 from unmask.serve.limits import Limits
 
@@ -27,8 +26,8 @@ def serve(
     max_batch: int = 32,
     max_queue: int = 256,
     shutdown_timeout: float = 30.0,
-    dtype: DtypeName = "auto",
     both_strands: bool = False,
+    weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     limits: Limits = Limits(),  # noqa: B008
     allow_code: AllowCodeFlag = False,
 ) -> None:
@@ -48,7 +47,6 @@ def serve(
         max_batch: Texts that are generated at the same time.
         max_queue: Texts that may wait; further requests are answered with 429.
         shutdown_timeout: Seconds after SIGTERM in which running requests may finish.
-        dtype: Precision of the network; auto takes bfloat16 for large models where it is measured to be faster.
         both_strands: For DNA: average predictions over both strands, at twice the cost.
     """
     limit_onednn_caches()
@@ -73,15 +71,16 @@ def serve(
     from unmask.classification import is_classifier, load_classifier
 
     classifies = is_classifier(model)
-    if classifies and dtype == "bfloat16":
-        raise ValueError("a classifier computes in float32: leave out --dtype bfloat16")
+    if classifies and weights.dtype not in ("auto", "float32"):
+        raise ValueError(f"a classifier computes in float32: leave out --dtype {weights.dtype}")
     service = Service(model.resolve().name, limits, max_batch, max_queue, classifies=classifies)
 
     def load() -> LanguageModel | Classifier:
         if classifies:
             return load_classifier(model, allow_code=allow_code)
-        lm = load_model(model, require_tokenizer=True, allow_code=allow_code)
-        set_dtype(lm, dtype)
+        lm = load_model(model, require_tokenizer=True, allow_code=allow_code, options=weights)
+        lm.denoiser.prepack()
+        compute_fastest(lm, weights)
         return lm.with_both_strands() if both_strands else lm
 
     run(

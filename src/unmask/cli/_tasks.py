@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unmask.cli._arguments import load_distributed, load_model, model_fingerprint, write_results
+from unmask.cli._arguments import LoadOptions, load_distributed, load_model, model_fingerprint, write_results
 from unmask.cli._signature import Option
 from unmask.report.formatting import MISSING_VALUE, format_estimate, print_table
 
@@ -60,7 +60,14 @@ class TaskOptions:
 
 
 def evaluate_tasks(
-    model: Path, options: TaskOptions, seed: int, both_strands: bool, out: Path | None, as_json: bool, allow_code: bool
+    model: Path,
+    options: TaskOptions,
+    seed: int,
+    both_strands: bool,
+    weights: LoadOptions,
+    out: Path | None,
+    as_json: bool,
+    allow_code: bool,
 ) -> None:
     """Evaluate on tasks, and print or write the figures."""
     if not sys.stderr.isatty():
@@ -83,7 +90,7 @@ def evaluate_tasks(
     if not resolve_model_folder(model).exists():
         load_model(model)  # which says what is wrong with it, before thousands of tasks are looked at
     loaded = harness.load_tasks(config)
-    with load_distributed(model, allow_code, both_strands) as (lm, is_main):
+    with load_distributed(model, allow_code, both_strands, weights) as (lm, is_main):
         asked = harness.HarnessModel(
             lm,
             folder=model,

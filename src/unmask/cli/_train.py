@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from unmask.cli._arguments import AllowCodeFlag, RecipeArg, allow_imports, build_typed, import_typed, load_model
 from unmask.cli._signature import Option
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unmask.objectives import Objective
 
 _Overrides = Annotated[tuple[tuple[str, ...], ...], Option(name="set", metavar="FIELD=VALUE", repeated=True)]
+_FrozenDtype = Literal["float32", "bfloat16", "int8", "int4"]
 _ObjectiveArg = Annotated[str | None, Option(family="unmask.baselines:EVERY_OBJECTIVE")]
 
 
@@ -32,6 +33,7 @@ def train(
     tokenizer: str | None = None,
     init_from: str | None = None,
     lora_rank: int | None = None,
+    dtype: _FrozenDtype | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -51,6 +53,7 @@ def train(
       unmask train runs/tiny/experiment.json --out runs/again --seed 1
       unmask train finetune --init-from runs/demo --sources notes.txt --out runs/notes
       unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8
+      unmask train sft --init-from runs/demo --sources pairs.jsonl --lora-rank 8 --dtype int8 --out runs/int8
       unmask train my_package.my_module:my_recipe --out runs/my-recipe
       torchrun --nproc_per_node 2 -m unmask train stdlib-tiny --out runs/tiny
 
@@ -69,6 +72,7 @@ def train(
         init_from: A model to fine-tune: a folder or a name on the hub. Its network, tokenizer and (unless
             another one is named) objective are used, with rows that it can take.
         lora_rank: Fine-tune with LoRA of this rank instead of all weights.
+        dtype: With LoRA, the type in which the frozen weights are kept: float32, or less memory.
         steps: Another number of steps.
         batch_size: Another global batch size.
         seed: Another seed.
@@ -100,7 +104,10 @@ def train(
         "training.steps": steps,
         "training.batch_size": batch_size,
         "training.seed": seed,
+        "lora.dtype": dtype,
     }
+    if dtype is not None and lora_rank is None and experiment.lora is None:
+        raise ValueError("--dtype is that of weights that LoRA freezes: give --lora-rank, or leave it out")
     experiment = _customize(experiment, objective, lora_rank, flags, [each for group in overrides for each in group])
     if print_config:
         print(json.dumps(to_json(experiment), indent=2, ensure_ascii=False))

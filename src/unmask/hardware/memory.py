@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,8 @@ _BYTES_PER_TOKEN = 128
 """Bytes that samplers keep of each token: ids, noise, steps and times, and copies of them."""
 _BYTES_PER_FEATURE = 64
 """Bytes of each feature of each token that is read at once: a block's activations, in float32."""
-_CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def _available_memory() -> int | None:
@@ -23,7 +25,7 @@ def _available_memory() -> int | None:
     except (AttributeError, ValueError, OSError):  # unknown on this system
         return None
     try:
-        limit = int(_CGROUP_MEMORY_MAX.read_text(encoding="ascii"))
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
     except (OSError, ValueError):  # none, or "max"
         return total
     return min(total, limit)
@@ -41,6 +43,44 @@ def check_memory(n: object, length: object, max_length: int | None, hidden_size:
             f" {_format_bytes(needed)} of memory, and {_format_bytes(available)} are available:"
             " generate fewer or shorter texts"
         )
+
+
+def require_memory(name: str, sizes: Mapping[str, int], dtype: str, device: torch.device) -> None:
+    """Refuse a model whose weights have sizes[dtype] bytes if so many are not free, with the types that would fit."""
+    free = _free_memory(device)
+    if free is None or sizes[dtype] <= free:
+        return
+    fitting = [f"{other} (about {_format_bytes(size)})" for other, size in sizes.items() if size <= free]
+    remedy = f"choose the dtype {' or '.join(fitting)}, or" if fitting else "free some memory, or"
+    raise ValueError(
+        f"{name} needs about {_format_bytes(sizes[dtype])} of memory with the dtype {dtype}, and"
+        f" {_format_bytes(free)} are free: {remedy} split its weights over several processes"
+    )
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """Bytes that this process could still get; None if that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [each for each in (_free_host_memory(), _free_group_memory()) if each is not None]
+    return min(free, default=None)
+
+
+def _free_host_memory() -> int | None:
+    """Free memory of the machine, including what the system would give up."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    return None
+
+
+def _free_group_memory() -> int | None:
+    """Free memory of the container, if it has a limit; pages of files that it would give up count as free."""
+    with suppress(OSError, ValueError, StopIteration):
+        limit, used = (int((_CGROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        return limit - used + int(next(line for line in lines if line.startswith("inactive_file ")).split()[1])
+    return None
 
 
 def _format_bytes(num_bytes: int) -> str:

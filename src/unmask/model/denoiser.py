@@ -18,9 +18,10 @@ from unmask.diffusion.process import Process
 from unmask.objectives import Objective
 from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
-from unmask.ops.linear import Linear, prepack
+from unmask.ops.linear import DEFAULT_GROUP_SIZE, Bits, Linear, QuantizedLinear, prepack
 from unmask.sampling.base import Sampler
 from unmask.training.hooks import Hook
+from unmask.training.lora import LoRA
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
 _MAX_PREPACK_BYTES = 1 << 30
@@ -144,6 +145,8 @@ class Denoiser(nn.Module):
         self, hidden: Float[Tensor, "N width"], alpha: Float[Tensor, "N 1"], row_fn: RowFn | None
     ) -> Shaped[Tensor, " N *values"]:
         """log_x [N, V] of hidden states, or `row_fn` of its rows."""
+        if self._has_bf16_head:
+            hidden = hidden.bfloat16()
         if row_fn is None:
             rows = log_probs_inplace(self.objective, self.backbone.compute_logits(hidden), alpha, self.vocab)
         else:
@@ -151,6 +154,11 @@ class Denoiser(nn.Module):
         if not self.training:  # the training loop checks the loss itself, and skips the step
             self._check_finite(self._damaged(rows, row_fn))
         return rows
+
+    @property
+    def _has_bf16_head(self) -> bool:
+        """Whether the products of the head are those of bfloat16, as all others; its sums never are."""
+        return self.use_bf16 and self.backbone.lm_head.weight.dtype == torch.bfloat16
 
     def dense_log_probs(self, tokens: Tokens, t: Times | None = None) -> Float[Tensor, "B L V"]:
         """log_x [B, L, V] at all positions of tokens [B, L], at times t [B, 1] (None: 0).
@@ -188,6 +196,16 @@ class Denoiser(nn.Module):
         learned, theirs = self.objective_parameters, other.objective_parameters
         if learned is not None and theirs is not None and type(self.objective) is type(other.objective):
             learned.load_state_dict(theirs.state_dict())
+
+    def change_objective(self, config: ModelConfig) -> None:
+        """Keep the network as it is, in its types, under the vocabulary and objective of another config.
+
+        What the objective learns is new.
+        """
+        if config.backbone != self.config.backbone or config.objective.process.is_continuous:
+            raise ValueError(f"{type(config.objective).__name__} needs a network of its own")
+        self.config, self.use_bf16 = config, False
+        self.objective_parameters = config.objective.new_parameters(config.vocab)
 
     def lr_scales(self) -> dict[str, float]:
         """Factors of the learning rate for parameters, by name, that do not have the optimizer's own; see `AdamW`."""
@@ -245,18 +263,59 @@ class Denoiser(nn.Module):
         if has_nan is not None and bool(has_nan):
             raise NonFiniteError(DAMAGED)
 
-    def to_bf16(self) -> None:
-        """From now on compute hidden states with bfloat16 matrix products.
+    def to_bf16(self, part: nn.Module | None = None) -> None:
+        """From now on compute hidden states with bfloat16 matrix products; a network that is filled bit by bit has them
+        converted one `part` after another.
 
         The matrices are converted in place: half the memory, and on machines with bfloat16 instructions about half
-        the time. The residual stream, norms, the head and sampling stay in float32.
+        the time. The residual stream, norms, the head's sums and sampling stay in float32.
         """
-        if any(".parametrizations." in name for name, _ in self.named_parameters()):
+        if LoRA.is_applied(self):
             raise ValueError("a network with LoRA layers cannot be converted to bfloat16; merge them first")
         self.use_bf16 = True
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Linear) and module is not self.backbone.lm_head:
+        of_network = set(self.backbone.modules()) - {self.backbone.lm_head}
+        for module in (part or self.backbone).modules():
+            if isinstance(module, nn.Linear) and module in of_network and not module.weight.is_meta:
                 module.weight.data = module.weight.data.bfloat16()
+
+    def quantizable_layers(self) -> dict[str, nn.Linear]:
+        """The linear layers of the blocks that `quantize` rounds, by name: those that only multiply.
+
+        Routers, modulation and the head are not among them.
+        """
+        of_blocks = {module for block in self.blocks() for module in block.modules()}
+        layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
+        inside = {name: layer for name, layer in layers.items() if layer in of_blocks}
+        ours = [name for name, layer in inside.items() if isinstance(layer, Linear)]
+        return {name: inside[name] for name in ours or inside}  # those of other libraries are all alike
+
+    def quantize(self, bits: Bits, group_size: int = DEFAULT_GROUP_SIZE) -> None:
+        """From now on keep the matrices of the blocks in 8 or 4 bits, each `group_size` weights with a scale."""
+        for name in self.quantizable_layers():
+            self.quantize_layer(name, bits, group_size)
+
+    def quantize_layer(self, name: str, bits: Bits, group_size: int) -> None:
+        """Replace one of the quantizable layers; one whose rows are too short stays as it is."""
+        layer = self.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        rounded = QuantizedLinear.from_linear(layer, bits, group_size)
+        if rounded is not None:
+            self.set_submodule(name, rounded)
+
+    @property
+    def weights_dtype(self) -> str:
+        """The type in which the matrices are kept: that of the head, or int8 or int4."""
+        quantized = next((layer for layer in self.modules() if isinstance(layer, QuantizedLinear)), None)
+        if quantized is not None:
+            return "int8" if quantized.least is None else "int4"
+        return str(self.backbone.lm_head.weight.dtype).removeprefix("torch.")
+
+    @property
+    def num_parameters(self) -> int:
+        """How many weights the model has, however many bits each takes."""
+        total = sum(parameter.numel() for parameter in self.parameters())
+        matrices = [layer.weight for layer in self.modules() if isinstance(layer, QuantizedLinear)]
+        return total + sum(each.shape.numel() - sum(map(Tensor.numel, each.tensors)) for each in matrices)
 
     def prepack(self) -> None:
         """Keep a second copy of the matrices, in the layout that matrix products read fastest.
@@ -265,10 +324,13 @@ class Denoiser(nn.Module):
         are.
         """
         layers = [module for module in self.backbone.modules() if isinstance(module, Linear)]
-        weights = {layer.weight for layer in (*layers, self.backbone.lm_head)}
-        if sum(weight.nbytes for weight in weights) <= _MAX_PREPACK_BYTES:
-            for weight in weights:
-                prepack(weight)
+        of_blocks, head = torch.bfloat16 if self.use_bf16 else torch.float32, self.backbone.lm_head.weight
+        dtypes = {layer.weight: of_blocks for layer in layers} | {
+            head: torch.bfloat16 if self._has_bf16_head else torch.float32
+        }
+        if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) <= _MAX_PREPACK_BYTES:
+            for weight, dtype in dtypes.items():
+                prepack(weight, dtype)
 
     def _time_input(self, t: Float[Tensor, " B #L"]) -> Float[Tensor, " B #L"]:
         return self.process.sigma(t) if self.config.condition_on_sigma else t

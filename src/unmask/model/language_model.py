@@ -70,12 +70,11 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         weight, limit = self.denoiser.backbone.lm_head.weight, self.denoiser.max_length
-        parameters = sum(parameter.numel() for parameter in self.denoiser.parameters())
+        parameters = self.denoiser.num_parameters
         length = "any length" if limit is None else f"up to {limit:,} tokens"
         network = ", ".join(map(str, self.denoiser.backbone.describe().values()))
         kind = f"{type(self.objective).__name__}, {network}, {parameters:,} parameters, vocabulary {self.vocab.size:,}"
-        dtype = str(weight.dtype).removeprefix("torch.")
-        return f"LanguageModel({kind}, {length}, {weight.device}, {dtype}, {self.tokenizer})"
+        return f"LanguageModel({kind}, {length}, {weight.device}, {self.denoiser.weights_dtype}, {self.tokenizer})"
 
     def distribute(self, distributed: Distributed) -> LanguageModel:
         """The same model with its work split over the ranks; each rank gets the whole result."""

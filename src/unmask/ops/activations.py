@@ -19,7 +19,7 @@ def gelu_reference(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return F.gelu(x, approximate="tanh")
 
 
-def squared_relu_reference(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def _squared_relu_reference(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """max(x, 0)^2."""
     return x.relu().square()
 
@@ -38,11 +38,11 @@ class GELU(nn.Module):
 
 
 class SquaredReLU(nn.Module):
-    """`squared_relu_reference`, which here saves one tensor for the backward pass instead of two."""
+    """`_squared_relu_reference`, which here saves one tensor for the backward pass instead of two."""
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if torch.compiler.is_compiling() or not fast_paths_enabled():
-            return squared_relu_reference(x)
+            return _squared_relu_reference(x)
         return _apply(_SquaredReLU, x)
 
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.nn import functional as F
 
+from unmask.ops._quantized import times_weight
 from unmask.ops.linear import cast_like_autocast, linear
 from unmask.ops.packing import is_expanded_scalar
 from unmask.ops.switch import fast_paths_enabled
@@ -91,14 +91,16 @@ class _ParametricRowFn(Protocol):
         ...
 
 
-def chunked_head_reference(
+def _chunked_head_reference(
     hidden: Float[Tensor, "N width"],
     weight: Float[Tensor, "V width"],
     bias: Float[Tensor, " V"] | None,
     logits_fn: _LogitsFn,
 ) -> Shaped[Tensor, " N *values"]:
-    """logits_fn(hidden weight^T + bias) [N], from all logits at once."""
-    return logits_fn(F.linear(hidden, weight, bias), slice(0, len(hidden)))
+    """logits_fn(hidden weight^T + bias) [N], from all logits at once; sums are of float32, but under autocast."""
+    autocast = torch.is_autocast_enabled(hidden.device.type)
+    dtype = hidden.dtype if autocast else torch.promote_types(hidden.dtype, torch.float32)
+    return logits_fn(linear(hidden.to(dtype), weight, bias), slice(0, len(hidden)))
 
 
 def chunked_head(
@@ -107,19 +109,21 @@ def chunked_head(
     bias: Float[Tensor, " V"] | None,
     logits_fn: _LogitsFn,
 ) -> Shaped[Tensor, " N *values"]:
-    """`chunked_head_reference` in chunks of rows.
+    """`_chunked_head_reference` in chunks of rows.
 
-    Under autocast products are in its type, and their sums in that of the weights.
+    Under autocast products are in its type, and their sums in that of the weights. Without
+    it sums are of float32, and a head of 16 bits is never copied to float32 (`linear`).
     """
     if not fast_paths_enabled():
-        return chunked_head_reference(hidden, weight, bias, logits_fn)
+        return _chunked_head_reference(hidden, weight, bias, logits_fn)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         apply: Any = _ChunkedHead.apply
         values: Tensor = apply(hidden, weight, bias, logits_fn, *logits_fn.parameters)
         return values
     rows, matrix, offset = _cast_all(hidden, weight, bias)
     chunks = _chunks(hidden, weight)
-    return torch.cat([logits_fn(linear(rows[chunk], matrix, offset), chunk) for chunk in chunks])
+    exact = not torch.is_autocast_enabled(hidden.device.type)
+    return torch.cat([logits_fn(linear(rows[chunk], matrix, offset, float32_sums=exact), chunk) for chunk in chunks])
 
 
 @dataclass(frozen=True)
@@ -306,7 +310,7 @@ def _values_and_grads(
             for total, grad in zip(grad_parameters, grads, strict=True):
                 total += grad
             scale = (scale if weights is None else scale * weights).to(grad_logits.dtype)[:, None]
-            grad_hidden[chunk] = scale * (grad_logits @ matrix)
+            grad_hidden[chunk] = scale * times_weight(grad_logits, matrix)
             if grad_bias is not None:
                 grad_bias += (grad_logits.t() @ scale)[:, 0]
             if grad_weight is not None:

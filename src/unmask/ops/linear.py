@@ -4,13 +4,16 @@ Without a gradient, oneDNN fuses the bias and the activation into the product. W
 it is 1.5 times as fast as MKL, which `F.linear` calls in float32. It reorders the weight for every product
 unless there is a `prepack`ed copy: that saves nearly half of the head's time with few rows, a twentieth of a
 layer's time in bfloat16, and a tenth to a third in float32.
+
+Weights that are stored in another type than that of the input (16 bits, or 8 or 4 by groups) are expanded a few rows at
+a time, while they are in the cache: a network of 16 bits computes in float32 without a copy in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,6 +21,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from unmask.ops._quantized import DEFAULT_GROUP_SIZE as DEFAULT_GROUP_SIZE
+from unmask.ops._quantized import Bits as Bits
+from unmask.ops._quantized import (
+    QuantizedMatrix,
+    group_size_for,
+    quantize,
+    quantized_nbytes,
+    row_slices,
+    times_weight,
+)
+from unmask.ops._quantized import Weight as Weight
 from unmask.ops.activations import GELU, gelu_reference
 from unmask.ops.recompute import recomputed
 from unmask.ops.switch import fast_paths_enabled
@@ -33,40 +47,153 @@ class Linear(nn.Linear):
         """x weight^T + bias for x [..., in_features]."""
         return linear(input, self.weight, self.bias)
 
+    @classmethod
+    def like(cls, layer: nn.Linear | QuantizedLinear, weight: Tensor) -> Linear:
+        """A layer with this weight, and the bias of another."""
+        new = cls(layer.in_features, layer.out_features, bias=False, device="meta")
+        new.weight = nn.Parameter(weight)
+        new.register_parameter("bias", layer.bias)
+        return new
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose matrix has 8 or 4 bits by groups; only its bias can be trained."""
+
+    def __init__(self, matrix: QuantizedMatrix, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = matrix.shape
+        # Parameters, and not buffers, so that they are sharded as others are.
+        self.codes, self.scale = (nn.Parameter(each, requires_grad=False) for each in (matrix.codes, matrix.scale))
+        self.least = None if matrix.least is None else nn.Parameter(matrix.least, requires_grad=False)
+        self.bias = bias
+
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, bits: Bits, group_size: int) -> QuantizedLinear | None:
+        """The same layer with rounded weights; None if its rows cannot be divided into groups."""
+        size = group_size_for(layer.in_features, group_size, bits)
+        return None if size is None else cls(quantize(layer.weight, bits, size), layer.bias)
+
+    @property
+    def weight(self) -> QuantizedMatrix:
+        """The matrix."""
+        return QuantizedMatrix(self.codes, self.scale, self.least)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x weight^T + bias for x [..., in_features]."""
+        return linear(input, self.weight, self.bias)
+
+    def to_linear(self, difference: Tensor | None = None) -> Linear:
+        """A plain layer of bfloat16, the type in which such weights are computed; `difference` is added to its weights.
+
+        Sums are in float32, and rounded once.
+        """
+        weight = self.weight.to(torch.float32)
+        return Linear.like(self, (weight if difference is None else weight.add_(difference)).bfloat16())
+
+    @staticmethod
+    def nbytes_of(shape: torch.Size, bits: Bits, group_size: int) -> int | None:
+        """Bytes of a matrix of this shape; None if it cannot be divided into groups."""
+        return quantized_nbytes(shape, bits, group_size)
+
+    def extra_repr(self) -> str:
+        """For `repr`."""
+        return f"{self.in_features}, {self.out_features}, bits={8 if self.least is None else 4}"
+
 
 def _linear_reference(
-    x: Float[Tensor, "*rows width"],
-    weight: Float[Tensor, "outputs width"],
-    bias: Float[Tensor, " outputs"] | None,
-    *,
-    gelu: bool = False,
+    x: Float[Tensor, "*rows width"], weight: Weight, bias: Float[Tensor, " outputs"] | None, *, gelu: bool = False
 ) -> Float[Tensor, "*rows outputs"]:
-    """x weight^T + bias, followed by GELU (the tanh approximation) if asked for."""
+    """x weight^T + bias in the type of x, followed by GELU (the tanh approximation) if asked for."""
+    if not torch.is_autocast_enabled(x.device.type) or isinstance(weight, QuantizedMatrix):
+        x = cast_like_autocast(x)
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     y = F.linear(x, weight, bias)
     return gelu_reference(y) if gelu else y
 
 
 def linear(
     x: Float[Tensor, "*rows width"],
-    weight: Float[Tensor, "outputs width"],
+    weight: Weight,
     bias: Float[Tensor, " outputs"] | None,
     *,
     gelu: bool = False,
+    float32_sums: bool = False,
 ) -> Float[Tensor, "*rows outputs"]:
-    """`_linear_reference`, by oneDNN if no gradient is needed."""
-    if not _use_onednn(x, weight):
-        return _linear_reference(x, weight, bias, gelu=gelu)
+    """`_linear_reference`; by oneDNN if no gradient is needed, in slices if the weight is stored in another type.
+
+    `float32_sums`: the result is float32 even if input and weight have 16 bits, and is not rounded to those.
+    """
+    if float32_sums and isinstance(weight, Tensor) and x.dtype == weight.dtype == torch.bfloat16:
+        return _linear_float32(x, weight, bias)
+    if isinstance(weight, Tensor) and _allows_onednn():
+        packed = _get_packed(weight)
+        if _use_onednn(x, packed):
+            return _onednn_linear(x, packed, bias, gelu)
+    if _use_slices(x, weight):
+        apply: Any = _SlicedLinear.apply
+        y: Tensor = apply(cast_like_autocast(x), weight)
+        y = y if bias is None else y + bias.to(y.dtype)
+        return gelu_reference(y) if gelu else y
+    return _linear_reference(x, weight, bias, gelu=gelu)
+
+
+def _linear_float32(
+    x: Float[Tensor, "*rows width"], weight: Float[Tensor, "outputs width"], bias: Float[Tensor, " outputs"] | None
+) -> Float[Tensor, "*rows outputs"]:
+    """x weight^T + bias with sums of float32, also where x and weight have 16 bits.
+
+    oneDNN sums products of bfloat16 in float32, and rounds the sum s to y. A second product gives s - y, rounded to as
+    many bits: together they are s to 2^-17 of it, without a copy of the weight in float32, which takes longer.
+    """
+    if not _allows_onednn() or not _use_onednn(x, packed := _get_packed(weight)):
+        return linear(x.float(), weight, bias)
+    rounded = _onednn_linear(x, packed, None)
+    rest = torch.ops.mkldnn._linear_pointwise.binary(x, rounded, packed, None, "sub")
+    y = rounded.float().add_(rest)
+    return y if bias is None else y.add_(bias)
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
     bias = None if bias is None else bias.to(weight.dtype)
     activation, approximate = ("gelu", "tanh") if gelu else ("none", "")
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, _get_packed(weight), bias, activation, [], approximate)
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], approximate)
     return y
+
+
+def _use_slices(x: Tensor, weight: Weight) -> bool:
+    """Whether the weight must be expanded, and has no gradient of its own."""
+    if torch.compiler.is_compiling() or not fast_paths_enabled():
+        return False
+    if isinstance(weight, QuantizedMatrix):
+        return True
+    trained = torch.is_grad_enabled() and weight.requires_grad
+    return not trained and cast_like_autocast(x).dtype != weight.dtype and type(weight) in (Tensor, nn.Parameter)
+
+
+class _SlicedLinear(torch.autograd.Function):
+    """x weight^T for a weight without a gradient, of which a few rows at a time are expanded to the type of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Weight) -> Tensor:
+        ctx.weight = weight
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            y = x.new_empty(*x.shape[:-1], weight.shape[0])
+            for rows in row_slices(weight):
+                part = weight[rows].to(x.dtype)
+                y[..., rows] = _onednn_linear(x, part, None) if _use_onednn(x, part) else F.linear(x, part)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        (grad,) = grad_outputs
+        return times_weight(grad, ctx.weight), None
 
 
 def linear_split(
     layer: nn.Module, x_first: Float[Tensor, "*rows width"], x_rest: Float[Tensor, "*other_rows width"], size: int
 ) -> tuple[Tensor, Tensor]:
     """layer(x_first)[..., :size] and layer(x_rest)[..., size:], without computing the other outputs of a `Linear`."""
-    if not isinstance(layer, Linear):  # such as a layer with an adapter around it
+    if not isinstance(layer, Linear | QuantizedLinear):  # such as a layer with an adapter around it
         return layer(x_first)[..., :size], layer(x_rest)[..., size:]
     weight, bias = layer.weight, layer.bias  # read once: a parametrization computes the weight
     rest = linear(x_rest, weight[size:], None if bias is None else bias[size:])
@@ -75,7 +202,7 @@ def linear_split(
 
 def linear_activation(layer: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
     """activation(layer(x)): fused for GELU without a gradient, recomputed in the backward pass with one."""
-    if not torch.is_grad_enabled() and isinstance(activation, GELU) and isinstance(layer, Linear):
+    if not torch.is_grad_enabled() and isinstance(activation, GELU) and isinstance(layer, Linear | QuantizedLinear):
         return linear(x, layer.weight, layer.bias, gelu=True)
     return recomputed(activation, layer(x))
 
@@ -91,15 +218,17 @@ class _PackedWeight(NamedTuple):
 _PACKED_WEIGHTS: MutableMapping[Tensor, _PackedWeight] = WeakTensorKeyDictionary()
 
 
-def prepack(weight: Tensor) -> None:
-    """Keep a copy in oneDNN's order for products without a gradient, until the weight changes or is freed.
+def prepack(weight: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Keep a copy in oneDNN's order for products in `dtype` (None: its own) without a gradient.
 
-    A change through `weight.data` in the same memory is not noticed: call this again after it.
+    It is kept until the weight changes or is freed. A change through `weight.data` in the same memory is not noticed:
+    call this again after it.
     """
     with torch.no_grad():
-        x = torch.empty(1, dtype=weight.dtype, device=weight.device)
-        if _use_onednn(x, weight) and not weight.is_inference():  # inference tensors have no version
-            matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PREPACK_ROWS)
+        expanded = weight.detach().to(dtype or weight.dtype)
+        x = torch.empty(1, dtype=expanded.dtype, device=weight.device)
+        if _use_onednn(x, expanded) and not weight.is_inference():  # inference tensors have no version
+            matrix = torch.ops.mkldnn._reorder_linear_weight(expanded, _PREPACK_ROWS)
             _PACKED_WEIGHTS[weight] = _PackedWeight(weight.data_ptr(), weight._version, matrix)
 
 
@@ -113,11 +242,13 @@ def _get_packed(weight: Tensor) -> Tensor:
     return packed.matrix
 
 
+def _allows_onednn() -> bool:
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and fast_paths_enabled()
+
+
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and fast_paths_enabled()
+        _allows_onednn()
         and type(weight) in (Tensor, nn.Parameter)  # not sharded, quantised or fake
         and type(x) is Tensor
         and x.dtype == weight.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unmask.pretrained._folder import StoredModel, write_folder
+from unmask.pretrained._network import prefers_bf16
 from unmask.pretrained._push import check_repo_id, plan_push, push
 from unmask.pretrained.load_save import CLASSIFIER_FORMAT, load, resolve_model_folder, save
 from unmask.pretrained.model_card import CardMetadata, EvalResult, TrainingFacts
@@ -18,6 +19,7 @@ __all__ = [
     "export_onnx",
     "load",
     "plan_push",
+    "prefers_bf16",
     "push",
     "resolve_model_folder",
     "save",

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from unmask.backbones import BackboneConfig
 from unmask.backbones.base import BlockStackConfig
 from unmask.backbones.dit import DiTConfig
-from unmask.pretrained.state_dict import unique_tensors
+from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.types import Vocab
 
 
@@ -59,7 +59,7 @@ class ConfigReader:
             raise ValueError(f"{self.where}: config.json's {key!r} must be a number; got {value!r}")
         return float(value)
 
-    def get_depth(self, key: str, weights: Mapping[str, Tensor]) -> int:
+    def get_depth(self, key: str, weights: Mapping[str, LazyTensor]) -> int:
         """The number of blocks, which cannot be larger than the number of tensors."""
         depth = self.get_int(key)
         check_depth(depth, weights, self.where)
@@ -100,7 +100,7 @@ def _format_setting(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_depth(depth: int, weights: Mapping[str, Tensor], where: str) -> None:
+def check_depth(depth: int, weights: Mapping[str, LazyTensor], where: str) -> None:
     """Refuse more layers than tensors, before memory is allocated for each layer."""
     if depth > len(weights):
         raise ValueError(
@@ -108,7 +108,7 @@ def check_depth(depth: int, weights: Mapping[str, Tensor], where: str) -> None:
         )
 
 
-class _MetaInit(TorchFunctionMode):
+class MetaInit(TorchFunctionMode):
     """Networks built in this mode have uninitialized weights on the device `meta`.
 
     `torch.device("meta")` would also move intermediate computations there, which imports torch's compiler
@@ -119,7 +119,7 @@ class _MetaInit(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.empty, torch.zeros):
+        if func in (torch.empty, torch.zeros) and kwargs.get("dtype") in (None, torch.float32):
             return func(*args, **{**kwargs, "device": "meta"})
         target = args[0] if args else kwargs.get("tensor")
         if isinstance(target, Tensor) and target.is_meta and func.__name__ in _INIT_FUNCTIONS:
@@ -133,7 +133,7 @@ _INIT_FUNCTIONS = frozenset(
 
 
 def meta_shapes(
-    backbone: BlockStackConfig, vocab: Vocab, weights: Mapping[str, Tensor], where: str
+    backbone: BlockStackConfig, vocab: Vocab, weights: Mapping[str, LazyTensor], where: str
 ) -> dict[str, torch.Size]:
     """The shapes of a network's tensors, from one block of each kind, built without memory.
 
@@ -151,7 +151,7 @@ def meta_shapes(
     expected: dict[str, torch.Size] = {}
     for one_block, indices in layers.items():
         try:
-            with _MetaInit():
+            with MetaInit():
                 network = one_block.build(vocab)
         except RuntimeError:  # the number of elements of a tensor does not fit into 64 bits
             raise ValueError(f"{where}: config.json asks for a network that is too large for any memory") from None
@@ -163,13 +163,13 @@ def meta_shapes(
 
 
 def rename_tensors(
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, LazyTensor],
     names: Mapping[str, str],
     expected: Mapping[str, torch.Size],
     where: str,
     kind: str,
     ignored: frozenset[str] = frozenset(),
-) -> dict[str, Tensor]:
+) -> dict[str, LazyTensor]:
     """The tensors under our names; `names` maps theirs to ours.
 
     All tensors must be present and of the expected shape; no others but the `ignored` are allowed.

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from unmask.backbones.base import BlockStackConfig
 from unmask.backbones.hf import HFBackboneConfig
@@ -23,7 +22,7 @@ from unmask.objectives import MDLM
 from unmask.pretrained._config_checks import check_depth, meta_shapes
 from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._hf_tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from unmask.pretrained.state_dict import list_weight_files, read_meta_state_dict, read_state_dict, unique_tensors
+from unmask.pretrained.state_dict import LazyTensor, list_weight_files, read_state_dict, unique_tensors
 
 CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE = (
     "config.json",
@@ -49,35 +48,30 @@ class StoredModel:
         _verify_checksums(path, small_files)
         self.config = read_json_object(path / CONFIG_FILE)
 
-    def headers(self) -> dict[str, Tensor]:
-        """The tensors on the device `meta`, from the headers of their files."""
-        return read_meta_state_dict(self.path)
-
-    def verify_weights(self) -> None:
-        """Refuse damaged files of weights."""
-        _verify_checksums(self.path, self._weight_files)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The verified tensors."""
-        self.verify_weights()
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The tensors, of which only the headers are read."""
         return read_state_dict(self.path)
 
-    def check(self, config: ModelConfig, headers: Mapping[str, Tensor]) -> None:
+    def verify_weights(self) -> None:
+        """Refuse damaged files of weights: to be called before tensors are read."""
+        _verify_checksums(self.path, self._weight_files)
+
+    def check(self, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:
         """Refuse tensors that are not those of a config: of its network, and of what its objective has learned."""
         with torch.device("meta"):
             learned = config.objective.new_parameters(config.vocab)
         of_objective = {} if learned is None else learned.state_dict()
         shapes = {OBJECTIVE_PREFIX + name: tensor.shape for name, tensor in of_objective.items()}
-        of_network = {name: headers[name] for name in headers.keys() - shapes}
-        self.check_shapes(shapes | self.expected_shapes(config, of_network), headers)
+        of_network = {name: tensors[name] for name in tensors.keys() - shapes}
+        self.check_shapes(shapes | self.expected_shapes(config, of_network), tensors)
 
-    def expected_shapes(self, config: ModelConfig, headers: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    def expected_shapes(self, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> dict[str, torch.Size]:
         """The shapes of the network's tensors, without building it; untrusted sizes are checked first."""
-        return _expected_shapes(config, headers, self.path)
+        return _expected_shapes(config, tensors, self.path)
 
-    def check_shapes(self, expected: Mapping[str, torch.Size], headers: Mapping[str, Tensor]) -> None:
+    def check_shapes(self, expected: Mapping[str, torch.Size], tensors: Mapping[str, LazyTensor]) -> None:
         """Every tensor must be present, expected, of the right shape and of a floating-point dtype."""
-        _check_tensors(expected, headers, self.path)
+        _check_tensors(expected, tensors, self.path)
 
 
 def write_folder(
@@ -109,7 +103,7 @@ def write_folder(
     return path
 
 
-def _expected_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
+def _expected_shapes(config: ModelConfig, stored: Mapping[str, LazyTensor], path: Path) -> dict[str, torch.Size]:
     if config.objective.process.is_continuous:
         return _continuous_shapes(config, stored, path)
     if isinstance(config.backbone, BlockStackConfig):
@@ -122,7 +116,7 @@ def _expected_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Pa
     return {name: tensor.shape for name, tensor in unique_tensors(network.state_dict(keep_vars=True)).items()}
 
 
-def _continuous_shapes(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> dict[str, torch.Size]:
+def _continuous_shapes(config: ModelConfig, stored: Mapping[str, LazyTensor], path: Path) -> dict[str, torch.Size]:
     """Those of the network, as of any other, and of the input layers around it."""
     prefix = "backbone."
     inner = {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
@@ -140,7 +134,7 @@ def _write_checksums(folder: Path) -> None:
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)  # safetensors writes for the owner only
 
 
-def _check_tensors(expected: Mapping[str, torch.Size], stored: Mapping[str, Tensor], path: Path) -> None:
+def _check_tensors(expected: Mapping[str, torch.Size], stored: Mapping[str, LazyTensor], path: Path) -> None:
     for problem, names in (
         ("lacks the", expected.keys() - stored),
         ("has the unknown", stored.keys() - expected),
@@ -154,7 +148,7 @@ def _check_tensors(expected: Mapping[str, torch.Size], stored: Mapping[str, Tens
                 f"{path / WEIGHTS_FILE}: {name} has shape {list(tensor.shape)},"
                 f" but {CONFIG_FILE} asks for {list(expected[name])}"
             )
-        if not tensor.is_floating_point():
+        if not tensor.dtype.is_floating_point:
             raise ValueError(
                 f"{path / WEIGHTS_FILE}: {name} has the dtype {tensor.dtype}, but weights are floating-point"
             )

@@ -12,17 +12,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.config import from_json, lookup, to_json
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
+from unmask.distributed import Distributed
+from unmask.hardware.dtypes import DtypeName
+from unmask.hardware.memory import is_out_of_memory
 from unmask.io.untrusted import read_json_object
 from unmask.model import LanguageModel, ModelConfig
 from unmask.model.language_model import validate_tokenizer
+from unmask.ops.linear import DEFAULT_GROUP_SIZE
 from unmask.pretrained._folder import CONFIG_FILE, OBJECTIVE_PREFIX, WEIGHTS_FILE, StoredModel, write_folder
 from unmask.pretrained._hub import resolve_hub
+from unmask.pretrained._network import WeightStorage, build_network
 from unmask.pretrained.formats import FORMATS, Format
 from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._gguf import find_gguf_file, load_gguf
@@ -36,8 +40,9 @@ from unmask.pretrained.formats._hf_tokenizer import (
 )
 from unmask.pretrained.formats.transformers import TRANSFORMERS_FORMAT
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
-from unmask.pretrained.state_dict import unique_tensors
+from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.registry import AllowCode
+from unmask.training.lora import LoRA
 
 _MODEL_FORMAT = "unmask-2"
 CLASSIFIER_FORMAT = "unmask-classifier-1"
@@ -54,6 +59,10 @@ def load(
     require_tokenizer: bool = False,
     require_head: bool = True,
     allow_code: AllowCode = False,
+    dtype: DtypeName = "auto",
+    group_size: int = DEFAULT_GROUP_SIZE,
+    distributed: Distributed = Distributed(),  # noqa: B008
+    shard_weights: bool = False,
 ) -> LanguageModel:
     """Load a model folder: of unmask, or in a published format (MDLM, BD3LM, Duo, SEDD, SDTT, LLaDA, iLLaDA,
     LLaDA-MoE, LLaDA2, Dream, SDAR, A2D, Fast-dLLM v2, Caduceus, Mamba, DiMamba, MosaicBERT).
@@ -69,11 +78,18 @@ def load(
 
     A folder whose network, objective or schedule is a class from outside unmask is loaded only with
     `allow_code=True`, which imports that class: allow it only for folders that you trust.
+
+    `dtype`: weights are kept in the type in which they were saved (auto), or in float32, bfloat16, int8 or int4; the
+    last two round the matrices of the blocks, each `group_size` weights with a scale of their own. A network that is
+    kept in float32 computes in float32, any other in bfloat16 if it is large and that is measured to be faster here.
+    Weights that do not fit into memory are refused before they are read. `shard_weights` splits them over the ranks of
+    `distributed`, for models that do not fit one: each rank then computes all texts, and gets the same.
     """
+    storage = WeightStorage(dtype, group_size)
     path = resolve_model_folder(folder)
     gguf_file = find_gguf_file(path)
     if gguf_file is not None:
-        return load_gguf(gguf_file, tokenizer)
+        return _converted(load_gguf(gguf_file, tokenizer), storage, distributed, shard_weights)
     if not path.is_dir():
         raise ValueError(
             f"{path} is not a folder, nor a name on the hub; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
@@ -81,23 +97,32 @@ def load(
     stored = StoredModel(path)
     config = _with_token_ids(stored.config, path)
     if _is_transformers_model(config):
-        return _load_transformers(stored, tokenizer, require_tokenizer, require_head)
-    # Everything that can be checked is checked before weights are read, which takes minutes for large models.
-    with torch.device("meta"):
-        model_config, headers = _convert_state(config, stored.headers(), path, allow_code)
-    stored.check(model_config, headers)
+        lm = _load_transformers(stored, tokenizer, require_tokenizer, require_head)
+        return _converted(lm, storage, distributed, shard_weights)
+    # Everything that can be checked is checked before weights are read, which takes long for large models.
+    model_config, tensors = _convert_state(config, stored.tensors(), path, allow_code)
+    stored.check(model_config, tensors)
     tokenizer = tokenizer or _find_tokenizer(path, model_config, not Path(folder).exists(), allow_code)
     _check_has_tokenizer(require_tokenizer, tokenizer, path)
     validate_tokenizer(tokenizer, model_config.vocab)
-    weights = _convert_state(config, stored.weights(), path, allow_code)[1]
+    stored.verify_weights()
     try:
-        denoiser = model_config.build()
-    except (RuntimeError, MemoryError):
+        denoiser = build_network(model_config, tensors, storage, distributed, str(path), shard_weights=shard_weights)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise ValueError(f"{path / CONFIG_FILE} asks for a network that does not fit into memory") from None
-    learned = {name: weights.pop(name) for name in list(weights) if name.startswith(OBJECTIVE_PREFIX)}
-    denoiser.stored_module.load_state_dict(weights, strict=False)
-    denoiser.load_state_dict(learned, strict=False)
     return LanguageModel(denoiser.eval(), tokenizer)
+
+
+def _converted(
+    lm: LanguageModel, storage: WeightStorage, distributed: Distributed, shard_weights: bool
+) -> LanguageModel:
+    """A model of another library, which is read in float32, with its weights as they are to be kept."""
+    if shard_weights:
+        raise ValueError("networks of transformers cannot be split over processes: leave out the splitting of weights")
+    storage.apply(lm.denoiser, distributed)
+    return lm
 
 
 def _load_transformers(
@@ -107,9 +132,10 @@ def _load_transformers(
     folder_tokenizer = load_hf_tokenizer(path)
     used_tokenizer = tokenizer or folder_tokenizer[0]
     _check_has_tokenizer(require_tokenizer, used_tokenizer, path)
-    hf.validate_config(config, stored.headers(), used_tokenizer, str(path))
+    tensors = stored.tensors()
+    hf.validate_config(config, tensors, used_tokenizer, str(path))
     stored.verify_weights()
-    return hf.load(path, config, tokenizer, folder_tokenizer, require_head)
+    return hf.load(path, config, tensors, tokenizer, folder_tokenizer, require_head)
 
 
 def _with_token_ids(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -149,8 +175,8 @@ def _check_has_tokenizer(required: bool, tokenizer: BaseTokenizer | None, path: 
 
 
 def _convert_state(
-    config: dict[str, Any], weights: dict[str, Tensor], path: Path, allow_code: AllowCode
-) -> tuple[ModelConfig, dict[str, Tensor]]:
+    config: dict[str, Any], weights: dict[str, LazyTensor], path: Path, allow_code: AllowCode
+) -> tuple[ModelConfig, dict[str, LazyTensor]]:
     """Our config and tensors of a model in our format or in a published one."""
     version = config.get("format")
     if version == _MODEL_FORMAT:
@@ -211,8 +237,13 @@ def save(
     `facts`: how the model was trained, and `metadata`: its license, data and results, for its card.
     `overwrite` keeps a card that was edited by hand; delete that card to get a new one.
     """
-    if any(".parametrizations." in name for name, _ in model.denoiser.named_parameters()):
+    if LoRA.is_applied(model.denoiser):
         raise ValueError("LoRA adapters are not merged: call merge_lora() before saving")
+    if model.denoiser.weights_dtype in ("int8", "int4"):
+        raise ValueError(
+            f"the weights are rounded to {model.denoiser.weights_dtype}, which no format holds: load the model with"
+            " another dtype to save it"
+        )
     return write_folder(
         folder,
         lambda new_folder: _write_model(model, new_folder, upstream_format),

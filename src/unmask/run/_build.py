@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -10,6 +11,7 @@ from unmask.data.corpus import Corpus
 from unmask.data.loader import Loader
 from unmask.distributed import Distributed
 from unmask.experiment import Experiment
+from unmask.hardware.dtypes import DtypeName
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.pretrained import load
 from unmask.training.denoising import build_denoising_trainer
@@ -35,7 +37,7 @@ def initial_denoiser(experiment: Experiment, corpus: Corpus, init_model: Languag
     """The network before its first step: new, or that of the model to start from."""
     if experiment.init_from is None:
         return ModelConfig(corpus.vocab, experiment.backbone, experiment.objective).build()
-    old = (init_model or load(experiment.init_from)).denoiser
+    old = (init_model or load(experiment.init_from, dtype=frozen_dtype(experiment))).denoiser
     if corpus.tokenizer.vocab_size > old.vocab.size:
         raise ValueError(
             f"the text's tokenizer has {corpus.tokenizer.vocab_size} ids, and {experiment.init_from} only"
@@ -44,9 +46,17 @@ def initial_denoiser(experiment: Experiment, corpus: Corpus, init_model: Languag
     # A model without an end-of-text id learns one from the new text.
     eos_id = corpus.eos_id if old.vocab.eos_id is None else old.vocab.eos_id
     config = replace(old.config, objective=experiment.objective, vocab=replace(old.vocab, eos_id=eos_id))
+    if frozen_dtype(experiment) != "float32":
+        old.change_objective(config)
+        return old
     denoiser = config.build()
     denoiser.load_initial(old)
     return denoiser
+
+
+def frozen_dtype(experiment: Experiment) -> DtypeName:
+    """The type in which the model to start from is loaded: weights that are trained are float32."""
+    return "float32" if experiment.lora is None else cast(DtypeName, experiment.lora.dtype)
 
 
 def _unigram_log_probs(corpus: Corpus) -> torch.Tensor:

@@ -10,6 +10,7 @@ from unmask.model import LanguageModel
 from unmask.pretrained import load
 from unmask.pretrained.state_dict import list_weight_files
 from unmask.registry import class_id
+from unmask.run._build import frozen_dtype
 from unmask.training.run_folder import RunFolder, diff_settings
 from unmask.types import ProgressFn
 
@@ -99,7 +100,7 @@ def load_init_model(experiment: Experiment, run: RunFolder) -> LanguageModel | N
         raise ValueError(f"{folder} is a prepared corpus; choose another folder for the run")
     if experiment.init_from is None:
         return None
-    init_model = load(experiment.init_from, allow_code=run.allow_code)
+    init_model = load(experiment.init_from, allow_code=run.allow_code, dtype=frozen_dtype(experiment))
     longest = init_model.denoiser.max_length
     if init_model.tokenizer is None:
         raise ValueError(f"{experiment.init_from} has no tokenizer to read text with")

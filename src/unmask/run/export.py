@@ -16,7 +16,7 @@ from unmask.io.untrusted import read_json_object
 from unmask.model import Denoiser, LanguageModel, ModelConfig
 from unmask.pretrained import CardMetadata, EvalResult, TrainingFacts, save
 from unmask.registry import AllowCode
-from unmask.run._build import initial_denoiser
+from unmask.run._build import frozen_dtype, initial_denoiser
 from unmask.run._prepare import load_init_model, read_experiment
 from unmask.training.ema import trainable_parameters
 from unmask.training.lora import merge_lora
@@ -77,7 +77,11 @@ def export_model(experiment: Experiment, corpus: Corpus, trainer: Trainer, run: 
         weights = get_model_state_dict(trainer.model, options=gather)
         if not run.distributed.is_main:
             return
-        denoiser: Denoiser = trainer.model.config.build()
+        denoiser: Denoiser = (
+            trainer.model.config.build()
+            if frozen_dtype(experiment) == "float32"
+            else initial_denoiser(experiment, corpus, load_init_model(experiment, run))
+        )
         if experiment.lora is not None:
             experiment.lora.apply(denoiser)
         denoiser.load_state_dict(weights)

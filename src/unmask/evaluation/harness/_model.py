@@ -31,6 +31,7 @@ from unmask.evaluation.harness._definitions import (
 )
 from unmask.evaluation.harness._generation import GenerationSettings, Question, Usage, cut_answer, grouped, read_options
 from unmask.evaluation.harness._greedy import Pair, writes_greedily
+from unmask.hardware.dtypes import DtypeName
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import Completions, LanguageModel
@@ -75,6 +76,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
+        dtype: DtypeName = "auto",
         allow_code: bool = False,
         **generation: Any,
     ) -> None:
@@ -82,7 +84,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
         `mc_num` are the draws of each likelihood; `greedy` decodes greedily one by one for the flag `is_greedy`, which
         otherwise takes one network call; `generation` are fields of `GenerationSettings`. `batch_size` is the number of
-        answers that are generated together; likelihoods are batched by their tokens.
+        answers that are generated together; likelihoods are batched by their tokens; `dtype`: of the weights.
         """
         super().__init__()
         unknown = generation.keys() - GenerationSettings.__dataclass_fields__.keys()
@@ -96,17 +98,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         chosen = _AUTO_BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
         self.batch_size = chosen if max_batch_size is None else min(chosen, max_batch_size)
         self.folder = folder if isinstance(pretrained, LanguageModel) else pretrained
-        self.lm = self._load(pretrained, device, allow_code)
+        self.lm = self._load(pretrained, device, dtype, allow_code)
         self.record = Record()
         self._chat: ChatTemplate | None = None
 
     @staticmethod
-    def _load(pretrained: str | Path | LanguageModel, device: str | None, allow_code: bool) -> LanguageModel:
+    def _load(
+        pretrained: str | Path | LanguageModel, device: str | None, dtype: DtypeName, allow_code: bool
+    ) -> LanguageModel:
         has_cuda = torch.cuda.is_available() and device != "cpu"
         if isinstance(pretrained, LanguageModel):
             lm = pretrained
         else:
-            lm = load(pretrained, require_tokenizer=True, allow_code=allow_code)
+            lm = load(pretrained, require_tokenizer=True, allow_code=allow_code, dtype=dtype)
             # The harness asks for "cuda:0" by itself, also where there is none.
             lm = lm.distribute(Distributed(device=torch.device(device or "cuda") if has_cuda else torch.device("cpu")))
         if lm.tokenizer is None:

@@ -9,6 +9,7 @@ the rows of the linear layer before it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from unmask.pretrained._config_checks import (
     rename_tensors,
     require_dit,
 )
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 _BLOCK_NAMES = {
@@ -76,11 +78,11 @@ class DiTLayout:
         self,
         reader: ConfigReader,
         vocab_size: int,
-        weights: dict[str, Tensor],
+        weights: dict[str, LazyTensor],
         objective: Objective,
         *,
         time_conditioning: bool,
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         """Our config and tensors; without time conditioning, modulation is folded into plain weights."""
         cond, depth = reader.get_int("cond_dim"), reader.get_depth("n_blocks", weights)
         backbone = DiTConfig(
@@ -152,8 +154,11 @@ def _names(depth: int) -> dict[str, str]:
     return {**_MODEL_NAMES, **blocks}
 
 
-def _with_row(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor, torch.zeros_like(tensor[:1])])
+def _with_row(tensor: LazyTensor) -> LazyTensor:
+    """The tensor with one more row, of zeros."""
+    row = torch.Size([1, *tensor.shape[1:]])
+    zeros = LazyTensor(row, tensor.dtype, lambda: torch.zeros(row, dtype=tensor.dtype))
+    return LazyTensor.concatenated([tensor, zeros])
 
 
 def _constant_modulation(weights: dict[str, Tensor], backbone: DiTConfig) -> dict[str, Tensor]:
@@ -173,28 +178,50 @@ def _constant_modulation(weights: dict[str, Tensor], backbone: DiTConfig) -> dic
     return tensors
 
 
-def _fold_modulation(weights: dict[str, Tensor], depth: int, cond: int) -> dict[str, Tensor]:
-    """The weights of a plain DiT that computes the same as the modulated one at sigma = 0."""
-    weights = {name: tensor.double() for name, tensor in weights.items()}
-    embedding = TimeEmbedding(cond, scale=1.0).double()
+def _fold_modulation(weights: dict[str, LazyTensor], depth: int, cond: int) -> dict[str, LazyTensor]:
+    """The weights of a plain DiT that computes the same as the modulated one at sigma = 0; computed in float64."""
     prefix = "time_embedding."
-    embedding.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-    with torch.no_grad():
-        constant = embedding(torch.zeros(1, 1, dtype=torch.float64))[0, 0]
-    plain = {k: v for k, v in weights.items() if not k.startswith(prefix) and "modulation" not in k}
+    of_time = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    plain = {name: each for name, each in weights.items() if not name.startswith(prefix) and "modulation" not in name}
 
+    @cache
+    @torch.no_grad()
+    def constant() -> Tensor:
+        embedding = TimeEmbedding(cond, scale=1.0).double()
+        embedding.load_state_dict({name: tensor.view().double() for name, tensor in of_time.items()})
+        out: Tensor = embedding(torch.zeros(1, 1, dtype=torch.float64))[0, 0]
+        return out
+
+    @cache
     def modulation(name: str, parts: int) -> list[Tensor]:
-        return list((weights[f"{name}.weight"] @ constant + weights[f"{name}.bias"]).chunk(parts))
+        weight, bias = (weights[f"{name}.{kind}"].view().double() for kind in ("weight", "bias"))
+        return list((weight @ constant() + bias).chunk(parts))
 
+    def scaled(name: str, of: str, parts: int, index: int, offset: int) -> LazyTensor:
+        """The tensor times (offset + part), by rows."""
+
+        def compute(tensor: Tensor) -> Tensor:
+            factor = offset + modulation(of, parts)[index]
+            return (tensor.double() * factor.view(-1, *[1] * (tensor.ndim - 1))).float()
+
+        return replace(LazyTensor.computed(compute, plain[name]), dtype=torch.float32)
+
+    def shift(norm: str, of: str, parts: int, index: int) -> LazyTensor:
+        shape = plain[f"{norm}.weight"].shape
+        return LazyTensor(shape, torch.float32, lambda: modulation(of, parts)[index].float())
+
+    folded: dict[str, LazyTensor] = {}
     for block in (f"layers.{i}" for i in range(depth)):
-        shift1, scale1, gate1, shift2, scale2, gate2 = modulation(f"{block}.modulation", 6)
-        for norm, shift, scale in (("norm1", shift1, scale1), ("norm2", shift2, scale2)):
-            plain[f"{block}.{norm}.weight"] = plain[f"{block}.{norm}.weight"] * (1 + scale)
-            plain[f"{block}.{norm}.bias"] = shift.clone()
-        plain[f"{block}.attention.out.weight"] = plain[f"{block}.attention.out.weight"] * gate1[:, None]
-        plain[f"{block}.mlp.2.weight"] = plain[f"{block}.mlp.2.weight"] * gate2[:, None]
-        plain[f"{block}.mlp.2.bias"] = plain[f"{block}.mlp.2.bias"] * gate2
-    shift, scale = modulation("modulation", 2)
-    plain["norm.weight"] = plain["norm.weight"] * (1 + scale)
-    plain["norm.bias"] = shift.clone()
-    return {name: tensor.float() for name, tensor in plain.items()}
+        of = f"{block}.modulation"
+        for norm, first, gated in (
+            ("norm1", 0, ("attention.out.weight",)),
+            ("norm2", 3, ("mlp.2.weight", "mlp.2.bias")),
+        ):
+            folded[f"{block}.{norm}.bias"] = shift(f"{block}.{norm}", of, 6, first)
+            folded[f"{block}.{norm}.weight"] = scaled(f"{block}.{norm}.weight", of, 6, first + 1, 1)
+            folded |= {f"{block}.{name}": scaled(f"{block}.{name}", of, 6, first + 2, 0) for name in gated}
+    folded["norm.weight"], folded["norm.bias"] = (
+        scaled("norm.weight", "modulation", 2, 1, 1),
+        shift("norm", "modulation", 2, 0),
+    )
+    return plain | folded

@@ -22,7 +22,7 @@ from unmask.data.tokenizers import BaseTokenizer
 from unmask.io.errors import first_line, silenced_loggers
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, Objective
-from unmask.pretrained.state_dict import read_state_dict, unique_tensors
+from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 from unmask.types import Vocab
 
 _UNMASK_KEY = "unmask"
@@ -57,6 +57,7 @@ def can_export(model: LanguageModel) -> bool:
 def load(
     folder: Path,
     config: dict[str, Any],
+    tensors: Mapping[str, LazyTensor],
     tokenizer: BaseTokenizer | None,
     folder_tokenizer: tuple[BaseTokenizer | None, int | None],
     require_head: bool = True,
@@ -68,19 +69,20 @@ def load(
     own_tokenizer, mask_id = folder_tokenizer
     unmask_config = config[_UNMASK_KEY] if written_by_unmask(config) else {}
     with translated_errors(str(folder)):
-        network = _load_network(config, read_state_dict(folder), str(folder), require_head)
+        weights = {name: tensor.view() for name, tensor in tensors.items()}
+        network = _load_network(config, weights, str(folder), require_head)
     mask_id = _get_token_id(config, "mask_token_id", mask_id)
     return language_model_from_hf(network, tokenizer or own_tokenizer, mask_id, unmask_config, str(folder))
 
 
 def validate_config(
-    config: dict[str, Any], stored: Mapping[str, Tensor], tokenizer: BaseTokenizer | None, where: str
+    config: dict[str, Any], stored: Mapping[str, LazyTensor], tokenizer: BaseTokenizer | None, where: str
 ) -> None:
     """Refuse a config that does not fit the stored tensors or the tokenizer, before the network is built."""
     _check_config_ints(config, len(stored), where)
     size, rows = (
         config.get("vocab_size"),
-        max((len(each) for each in stored.values() if each.ndim), default=0),
+        max((len(each) for each in stored.values() if each.shape), default=0),
     )
     if type(size) is int and size > rows:
         raise ValueError(f"{where}: config.json asks for {size:,} tokens, but no tensor has as many rows")
@@ -96,7 +98,7 @@ def validate_config(
 
 
 def meta_shapes(
-    backbone: HFBackboneConfig, vocab: Vocab, stored: Mapping[str, Tensor], where: str
+    backbone: HFBackboneConfig, vocab: Vocab, stored: Mapping[str, LazyTensor], where: str
 ) -> dict[str, torch.Size]:
     """The shapes of a network's tensors in our format, without allocating them."""
     _check_config_ints(backbone.parsed, len(stored), where)
@@ -120,7 +122,7 @@ def _check_config_ints(config: Mapping[str, Any], tensors: int, where: str) -> N
             raise ValueError(f"{where}: config.json has {key} = {value}, which must be above 0 and below 1")
 
 
-def _check_num_weights(network: Any, stored: Mapping[str, Tensor], where: str) -> None:
+def _check_num_weights(network: Any, stored: Mapping[str, LazyTensor], where: str) -> None:
     expected = sum(each.numel() for each in unique_tensors(dict(network.named_parameters())).values())
     present = sum(each.numel() for each in stored.values())
     if expected > 2 * present:  # smaller differences are reported by name after loading

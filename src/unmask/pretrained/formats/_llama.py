@@ -18,6 +18,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, BlockDiffusion, Objective
 from unmask.pretrained._config_checks import ConfigReader, check_exportable, require_dit
 from unmask.pretrained.formats._llama_tensors import TensorNames, fuse_projections, split_projections
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.sampling import Blockwise, Confidence, Sampler
 from unmask.types import Vocab
 
@@ -140,8 +141,8 @@ class LlamaFormat:
         return config.get("model_type") == self.model_type or has_architecture
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         """Our config and tensors; the schedule is linear."""
         if config.get("mask_token_id") is None and self.mask_ids:
             config = {**config, "mask_token_id": self.mask_ids.get(config.get("vocab_size"), self.mask_ids.get(None))}

@@ -11,6 +11,7 @@ from torch import Tensor
 from unmask.backbones.dit import DiTConfig
 from unmask.model import LanguageModel
 from unmask.pretrained._config_checks import meta_shapes, rename_tensors, require_dit
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 
@@ -83,14 +84,14 @@ _QKV = ("query", "key", "value")
 
 
 def fuse_projections(
-    weights: Mapping[str, Tensor], names: TensorNames, backbone: DiTConfig, vocab: Vocab, where: str
-) -> dict[str, Tensor]:
+    weights: Mapping[str, LazyTensor], names: TensorNames, backbone: DiTConfig, vocab: Vocab, where: str
+) -> dict[str, LazyTensor]:
     """Our tensors from published ones."""
     expected = meta_shapes(backbone, vocab, weights, where)
     ours = rename_tensors(weights, _name_table(names, backbone), _unfused_shapes(backbone, expected), where, names.kind)
     for fused, parts in _fused(backbone):
         if parts[0] in ours:
-            ours[fused] = torch.cat([ours.pop(part) for part in parts])
+            ours[fused] = LazyTensor.concatenated([ours.pop(part) for part in parts])
     return ours
 
 

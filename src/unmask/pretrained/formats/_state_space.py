@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.pretrained._config_checks import ConfigReader, meta_shapes, rename_tensors
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 _DIRECTION_TENSORS = (
@@ -89,15 +91,23 @@ def mixer_names(theirs: str, ours: str, directions: Mapping[str, str]) -> dict[s
 
 
 def rename_state(
-    weights: Mapping[str, Tensor], names: Mapping[str, str], backbone: SSMConfig, vocab: Vocab, where: str, kind: str
-) -> dict[str, Tensor]:
+    weights: Mapping[str, LazyTensor],
+    names: Mapping[str, str],
+    backbone: SSMConfig,
+    vocab: Vocab,
+    where: str,
+    kind: str,
+) -> dict[str, LazyTensor]:
     """Our tensors; `names` maps theirs to ours, and other tensors must be copies of those with the same values."""
     copies = {name: target for name, target in _copies(names).items() if name in weights}
-    for name, target in copies.items():
-        if target in weights and not _same(weights[name], weights[target]):
-            raise ValueError(f"the weights in {where} have {name} apart from {target}, and {kind} shares them")
     shapes = meta_shapes(backbone, vocab, weights, where)
-    return rename_tensors(weights, names, shapes, where, kind, frozenset(copies))
+    tensors = rename_tensors(weights, names, shapes, where, kind, frozenset(copies))
+    for name, target in copies.items():
+        message = f"the weights in {where} have {name} apart from {target}, and {kind} shares them"
+        if target in weights:
+            ours = names[target]
+            tensors[ours] = LazyTensor.computed(partial(_require_same, message), tensors[ours], weights[name])
+    return tensors
 
 
 def _copies(names: Mapping[str, str]) -> dict[str, str]:
@@ -110,5 +120,8 @@ def _copies(names: Mapping[str, str]) -> dict[str, str]:
     return {name: target for name, target in (copies | heads).items() if name not in names}
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and (first.is_meta or second.is_meta or torch.equal(first, second))
+def _require_same(message: str, first: Tensor, second: Tensor) -> Tensor:
+    """The first tensor, in memory of its own; ValueError if the second is another."""
+    if first.shape != second.shape or not torch.equal(first, second):
+        raise ValueError(message)
+    return first.clone()

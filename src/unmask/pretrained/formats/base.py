@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from unmask.model import LanguageModel, ModelConfig
+from unmask.pretrained.state_dict import LazyTensor
 
 
 class Format(Protocol):
@@ -22,9 +23,9 @@ class Format(Protocol):
         ...
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
-        """Our config and tensors; `where` names the folder in errors. Also called with tensors on `meta`."""
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
+        """Our config and tensors, none of which is read here; `where` names the folder in errors."""
         ...
 
     def can_export(self, model: LanguageModel) -> bool:

@@ -14,6 +14,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import BlockDiffusion
 from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats._dit import DiTLayout
+from unmask.pretrained.state_dict import LazyTensor
 
 _LAYOUT = DiTLayout("BD3LM")
 
@@ -28,8 +29,8 @@ class _BD3LMFormat:
         return config.get("model_type") == self.model_type
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader = ConfigReader(config, where)
         if not reader.get_bool("adaln", True) or reader.get_bool("causal", False):
             raise ValueError(f"{where}: only BD3LM models with adaLN and without causal attention are supported")

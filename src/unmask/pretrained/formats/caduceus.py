@@ -7,9 +7,9 @@ weights are converted exactly to a network without exchanges, and back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,12 +27,14 @@ from unmask.pretrained.formats._state_space import (
     rename_state,
     write_state_space,
 )
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 _MASK_ID = 3
 """The mask of the published tokenizer; configs do not name it."""
 _CONTEXT_KEY = "context_token_ids"
 """Where we write the ids that are never predicted; published configs do not have it."""
+_T = TypeVar("_T")
 _PREFIX = "caduceus.backbone."
 _STRATEGIES = {"add": "add", "ew_multiply": "multiply"}
 
@@ -47,8 +49,8 @@ class _CaduceusFormat:
         return config.get("model_type") == self.model_type
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader = ConfigReader(config, where)
         reader.require(
             bidirectional=True,
@@ -73,12 +75,13 @@ class _CaduceusFormat:
             complement_ids=complement,
             exchanged_head=exchanged and depth % 2 == 1,
         )
-        weights = _check_complement(weights, backbone, where)
         names = _names(backbone, fused)
-        tensors = rename_state(weights, names, backbone, vocab, where, "a Caduceus")
+        network = {name: tensor for name, tensor in weights.items() if name not in _BUFFERS or not equivariant}
+        tensors = rename_state(network, names, backbone, vocab, where, "a Caduceus")
+        tensors |= _check_complement(tensors, weights, backbone, where)
         schedule = LogLinear(eps=1e-3)
         model_config = ModelConfig(vocab, backbone, MDLM(schedule=schedule))
-        return model_config, _exchange(tensors, depth) if exchanged else tensors
+        return model_config, _exchange(tensors, depth, _flip_lazily) if exchanged else tensors
 
     def can_export(self, model: LanguageModel) -> bool:
         config = model.denoiser.config
@@ -93,7 +96,7 @@ class _CaduceusFormat:
         fused = not backbone.equivariant or backbone.exchanged_head == is_odd
         ours: Mapping[str, Tensor] = model.denoiser.backbone.state_dict()
         if backbone.equivariant and fused:
-            ours = _exchange(ours, backbone.depth)
+            ours = _exchange(ours, backbone.depth, lambda tensor, dim: tensor.flip(dim))
         tensors = {theirs: ours[name].clone() for theirs, name in _names(backbone, fused).items()}
         if backbone.equivariant:
             complement = torch.tensor(backbone.complement_ids)
@@ -152,13 +155,20 @@ def _read_context_ids(reader: ConfigReader, vocab: Vocab, complement: tuple[int,
     return dna.context_ids if is_published else ()
 
 
-def _check_complement(weights: dict[str, Tensor], backbone: CaduceusConfig, where: str) -> dict[str, Tensor]:
-    """The weights without the complements, which are those of the config or refused."""
-    for name in _BUFFERS if backbone.equivariant else ():
-        stored = weights.get(name)
-        if stored is not None and not stored.is_meta and tuple(stored.tolist()) != backbone.complement_ids:
-            raise ValueError(f"{where}: {name} in the weights is not the complement_map of config.json")
-    return {name: tensor for name, tensor in weights.items() if name not in _BUFFERS or not backbone.equivariant}
+def _check_complement(
+    tensors: Mapping[str, LazyTensor], weights: Mapping[str, LazyTensor], backbone: CaduceusConfig, where: str
+) -> dict[str, LazyTensor]:
+    """The embedding; reading it refuses stored complements that are not those of the config."""
+    embedding = "embedding.weight"
+    stored = {name: weights[name] for name in _BUFFERS if backbone.equivariant and name in weights}
+
+    def checked(values: Tensor, *complements: Tensor) -> Tensor:
+        for name, complement in zip(stored, complements, strict=True):
+            if tuple(complement.tolist()) != backbone.complement_ids:
+                raise ValueError(f"{where}: {name} in the weights is not the complement_map of config.json")
+        return values.clone()
+
+    return {embedding: LazyTensor.computed(checked, tensors[embedding], *stored.values())} if stored else {}
 
 
 def _names(backbone: CaduceusConfig, fused: bool) -> dict[str, str]:
@@ -178,7 +188,11 @@ def _names(backbone: CaduceusConfig, fused: bool) -> dict[str, str]:
     return names
 
 
-def _exchange(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+def _flip_lazily(tensor: LazyTensor, dim: int) -> LazyTensor:
+    return LazyTensor.computed(lambda values: values.flip(dim), tensor)
+
+
+def _exchange(tensors: Mapping[str, _T], depth: int, flip: Callable[[_T, int], _T]) -> dict[str, _T]:
     """The same network with exchanged halves from one without, or the other way round.
 
     Blocks with even index read the channels backwards, and the text: their directions change places. After an odd
@@ -188,10 +202,10 @@ def _exchange(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     for i in range(0, depth, 2):
         block = f"layers.{i}."
         for name, dim in (("norm.weight", 0), ("mixer.in_proj.weight", 1), ("mixer.out_proj.weight", 0)):
-            result[block + name] = tensors[block + name].flip(dim)
+            result[block + name] = flip(tensors[block + name], dim)
         for name in [name for name in tensors if name.startswith(f"{block}mixer.ssm.")]:
             other = name.replace(".ssm.", ".reverse_ssm.")
             result[name], result[other] = tensors[other], tensors[name]
     if depth % 2:
-        result["norm.weight"] = tensors["norm.weight"].flip(0)
+        result["norm.weight"] = flip(tensors["norm.weight"], 0)
     return result

@@ -14,6 +14,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
 from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats._state_space import mixer_names, rename_state
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 _PREFIX = "model.bimamba.backbone."
@@ -30,8 +31,8 @@ class _DiMambaFormat:
         return isinstance(model, dict) and model.get("type") == self.model_type
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader, model = ConfigReader(config, where), ConfigReader(config["model"], where)
         model.require(temb_strategy="adaln")
         size = reader.get_int("vocab_size")

@@ -13,6 +13,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import UniformDiffusion
 from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats._dit import DiTLayout
+from unmask.pretrained.state_dict import LazyTensor
 
 _LAYOUT = DiTLayout("Duo", has_mask=False)
 
@@ -27,8 +28,8 @@ class _DuoFormat:
         return str(config.get("model_type")).lower() == self.model_type  # a copy on the hub has DUO
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader = ConfigReader(config, where)
         reader.require(causal=False)
         objective = UniformDiffusion(schedule=LogLinear(eps=1e-3), steps=None)

@@ -24,6 +24,7 @@ from unmask.pretrained.formats._state_space import (
     rename_state,
     write_state_space,
 )
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 
@@ -38,15 +39,15 @@ class _MambaFormat:
         return config.get("model_type") == self.model_type
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader = ConfigReader(config, where)
         backbone = self._read_backbone(reader, weights)
         vocab = padded_vocab(reader, None)
         tensors = rename_state(weights, self._names(backbone), backbone, vocab, where, "a Mamba")
         return ModelConfig(vocab, backbone, NextToken()), tensors
 
-    def _read_backbone(self, reader: ConfigReader, weights: dict[str, Tensor]) -> MambaConfig:
+    def _read_backbone(self, reader: ConfigReader, weights: dict[str, LazyTensor]) -> MambaConfig:
         reader.require(
             use_bias=False, use_conv_bias=True, hidden_act="silu", tie_word_embeddings=True, use_falcon_mamba=False
         )
@@ -122,7 +123,7 @@ class _MambaSSMFormat(_MambaFormat):
     def can_load(self, config: dict[str, Any]) -> bool:
         return "model_type" not in config and "format" not in config and {"d_model", "n_layer"} <= config.keys()
 
-    def _read_backbone(self, reader: ConfigReader, weights: dict[str, Tensor]) -> MambaConfig:
+    def _read_backbone(self, reader: ConfigReader, weights: dict[str, LazyTensor]) -> MambaConfig:
         reader.require(rms_norm=True, d_intermediate=0, attn_layer_idx=([],), tie_embeddings=True)
         width = reader.get_int("d_model")
         return MambaConfig(

@@ -13,6 +13,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
 from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats._dit import DiTLayout
+from unmask.pretrained.state_dict import LazyTensor
 
 _LAYOUT = DiTLayout("MDLM")
 
@@ -27,8 +28,8 @@ class _MDLMFormat:
         return config.get("model_type") == self.model_type
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader = ConfigReader(config, where)
         timed, objective = reader.get_bool("time_conditioning", False), MDLM(schedule=LogLinear(eps=1e-3))
         return _LAYOUT.load(reader, reader.get_int("vocab_size"), weights, objective, time_conditioning=timed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unmask.backbones.mosaic_bert import MosaicBERTConfig
@@ -16,6 +15,7 @@ from unmask.config import from_json, to_json
 from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM, Objective
 from unmask.pretrained._config_checks import ConfigReader, meta_shapes, rename_tensors
+from unmask.pretrained.state_dict import LazyTensor
 from unmask.types import Vocab
 
 _ALIBI_KEY = "alibi_starting_size"
@@ -54,8 +54,8 @@ class _MosaicBERTFormat:
         return config.get("model_type") == self.model_type and _ALIBI_KEY in config
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         reader = ConfigReader(config, where)
         reader.require(hidden_act="gelu", attention_probs_dropout_prob=(0, 0.0))
         backbone = MosaicBERTConfig(
@@ -116,14 +116,14 @@ class _MosaicBERTFormat:
 MOSAIC_BERT_FORMAT = _MosaicBERTFormat()
 
 
-def _read_vocab(reader: ConfigReader, weights: dict[str, Tensor]) -> Vocab:
+def _read_vocab(reader: ConfigReader, weights: dict[str, LazyTensor]) -> Vocab:
     """As many ids as there are embeddings: files may pad them to a multiple of 8.
 
     Published configs do not name the mask: it is that of BERT's vocabulary or, in any other, the last id.
     """
-    embeddings = weights.get("bert.embeddings.word_embeddings.weight", torch.empty(0))
-    stated = reader.get_int("vocab_size")
-    size = len(embeddings) if stated <= len(embeddings) < stated + 8 else stated
+    embeddings = weights.get("bert.embeddings.word_embeddings.weight")
+    rows, stated = 0 if embeddings is None else len(embeddings), reader.get_int("vocab_size")
+    size = rows if stated <= rows < stated + 8 else stated
     default = _BERT_MASK_ID if size in _BERT_VOCAB_SIZES else size - 1
     mask_id = reader.get_token_id("mask_token_id") if "mask_token_id" in reader.config else default
     eos_id = reader.get_token_id("eos_token_id") if reader.config.get("eos_token_id") is not None else None

@@ -15,6 +15,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import MDLM
 from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats._dit import DiTLayout
+from unmask.pretrained.state_dict import LazyTensor
 
 _LAYOUT = DiTLayout("SDTT", width="hidden_size", length="length")
 _EMBEDDING = "vocab_embed.embedding"
@@ -30,8 +31,8 @@ class _SDTTFormat:
         return "model_type" not in config and {"parameterization", "model", "time_conditioning"} <= config.keys()
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         settings = config.get("model")
         if not isinstance(settings, dict):
             raise ValueError(f"{where}: config.json needs 'model', the settings of SDTT's network; got {settings!r}")
@@ -44,7 +45,7 @@ class _SDTTFormat:
         timed = ConfigReader(config, where).get_bool("time_conditioning", False)
         objective = MDLM(schedule=LogLinear(eps=1e-3))
         reader = ConfigReader(settings, f"{where} (model)")
-        return _LAYOUT.load(reader, len(embedding), weights, objective, time_conditioning=timed)
+        return _LAYOUT.load(reader, embedding.shape[0], weights, objective, time_conditioning=timed)
 
     def can_export(self, model: LanguageModel) -> bool:
         return False

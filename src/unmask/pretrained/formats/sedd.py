@@ -16,6 +16,7 @@ from unmask.model import LanguageModel, ModelConfig
 from unmask.objectives import SEDD
 from unmask.pretrained._config_checks import ConfigReader
 from unmask.pretrained.formats._dit import DiTLayout
+from unmask.pretrained.state_dict import LazyTensor
 
 _LAYOUT = DiTLayout("SEDD", width="hidden_size", length="length", prefix="")
 
@@ -30,8 +31,8 @@ class _SEDDFormat:
         return "model_type" not in config and {"graph", "noise", "tokens"} <= config.keys()
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         graph, noise, model = (_section(config, name, where) for name in ("graph", "noise", "model"))
         graph.require(type="absorb")
         model.require(scale_by_sigma=True)

@@ -19,7 +19,7 @@ from unmask.pretrained._config_checks import require_dit
 from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._llama import TRANSFORMERS_KEYS, LlamaFormat
 from unmask.pretrained.formats._llama_tensors import TRANSFORMERS_NAMES, fuse_projections, named
-from unmask.pretrained.state_dict import unique_tensors
+from unmask.pretrained.state_dict import LazyTensor, unique_tensors
 
 _KEY = "unmask"
 _PREFIX, _NETWORK_PREFIX = "denoiser.", "denoiser.backbone."
@@ -45,8 +45,8 @@ class _TransformersFormat:
         return isinstance(stored, dict) and "backbone" in stored
 
     def load_state(
-        self, config: dict[str, Any], weights: dict[str, Tensor], where: str
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
+        self, config: dict[str, Any], weights: dict[str, LazyTensor], where: str
+    ) -> tuple[ModelConfig, dict[str, LazyTensor]]:
         ours: ModelConfig = from_json(ModelConfig, config[_KEY], f"{where}: config.json's {_KEY}")
         if config.get("model_type") == _EUROBERT.model_type:
             backbone = require_dit(ours.backbone)
