@@ -1,13 +1,9 @@
-"""What `unmask` does inside programs of others, which load what packages register with torch (pyproject.toml).
+"""What torchrun's own process prints and returns when it has started `unmask`.
 
-`lm_eval` has no list of models from other packages, so that `lm_eval --model unmask` needs somebody to add one while it
-runs. torch loads what is registered as `torch.backends` when it is imported; where `lm_eval` imports it, the model is
-added, and nothing is done anywhere else.
-
-The rest is what torchrun's own process prints and returns when it has started `unmask`. torchrun reports every failure
-and every signal with a traceback and exit code 1. The ranks have printed their error already, so the launcher exits
-with their code: 3 for a run that was saved, 2 for bad input. torchrun loads what is registered as `torchrun.handlers`
-when it starts; where it does not, or where it starts another program than `-m unmask`, nothing changes.
+torchrun reports every failure and every signal with a traceback and exit code 1. The ranks have printed their error
+already, so the launcher exits with their code: 3 for a run that was saved, 2 for bad input. torchrun loads what is
+registered as `torchrun.handlers` when it starts; where it does not, or where it starts another program than
+`-m unmask`, nothing changes.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -32,20 +27,6 @@ _NOISY_LOGGERS = (
     "torch.distributed.elastic.multiprocessing.api",
 )
 """Loggers that report signals and failures of the ranks."""
-
-_HARNESS_MODEL = "unmask.evaluation.harness._model:HarnessModel"
-
-
-def register_harness_model() -> None:
-    """Called by torch when it is imported, as if it registered a device, which it does not."""
-    if "lm_eval" not in sys.modules:
-        return
-    with suppress(ImportError, AttributeError):  # an older version, and no reason to stop the import of torch
-        import lm_eval.models  # noqa: F401  # its own models, which it adds only while there are no others
-        from lm_eval.api.registry import model_registry
-
-        if "unmask" not in model_registry:
-            model_registry.register("unmask", target=_HARNESS_MODEL)
 
 
 def register() -> Any:

@@ -20,8 +20,9 @@ from lm_eval.tasks import TaskManager
 
 import tiny_models
 import unmask
+import unmask_lm_eval
 from harness_tasks import TASKS, write_tasks
-from unmask import MDLM, SEDD, BlockDiffusion, LanguageModel, NextToken, Tokenizer, UniformDiffusion, launcher
+from unmask import MDLM, SEDD, BlockDiffusion, LanguageModel, NextToken, Tokenizer, UniformDiffusion
 from unmask.diffusion.categorical import SamplingParams
 from unmask.evaluation.harness import HarnessModel
 from unmask.evaluation.harness._generation import GenerationSettings, cut_answer, read_options
@@ -395,15 +396,15 @@ def test_results_can_be_cached(tasks: TaskManager, tmp_path: Path) -> None:
 def test_lm_eval_finds_the_model_when_it_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function that torch calls is the one that is registered, and the harness keeps its own models."""
     registered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch.backends"]
-    assert registered == {"unmask": "unmask.launcher:register_harness_model"}
+    assert registered == {"unmask": "unmask_lm_eval:register"}
     monkeypatch.setattr(model_registry, "_objs", {})
-    launcher.register_harness_model()
+    unmask_lm_eval.register()
     assert get_model("unmask") is HarnessModel
     assert "hf" in model_registry
-    launcher.register_harness_model()  # once is enough
+    unmask_lm_eval.register()  # once is enough
     monkeypatch.setattr(model_registry, "_objs", {})
     monkeypatch.delitem(sys.modules, "lm_eval")
-    launcher.register_harness_model()
+    unmask_lm_eval.register()
     assert not model_registry._objs  # other programs that import torch are left alone
 
 
