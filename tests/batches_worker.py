@@ -4,7 +4,7 @@
 
 After KILL_AFTER batches of rank 0 (-1: never) the process ends by SIGKILL: before the next one is written
 (`between`), in the middle of its line (`within`), or once all answers are written but not yet tidied up (`end`).
-`full` is a disk on which no file can have more than 1,000 bytes.
+`full` is a disk on which no file can have more than 1,500 bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
     AnswerFile.append = append  # type: ignore[method-assign]
     if where == "full":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))
     if where == "end":
         shutil.rmtree = _kill
     main()

@@ -12,6 +12,7 @@ import pytest
 
 import unmask
 from unmask.pretrained.formats import FORMATS
+from unmask.pretrained.state_dict import LazyTensor
 
 Command = Callable[..., Any]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -139,7 +140,7 @@ def test_a_wrong_folder_is_one_sentence(
     copy = shutil.copytree(GOLDEN / family, tmp_path / family)
     spoil(copy)
     if case != "weights cut off":
-        monkeypatch.setattr("unmask.pretrained._folder.read_state_dict", lambda path: pytest.fail("weights were read"))
+        monkeypatch.setattr(LazyTensor, "read", lambda tensor: pytest.fail("weights were read"))
     (tmp_path / "text.txt").write_text("1 2 3 4 5 6")
     done = command("eval", str(copy), str(tmp_path / "text.txt"))
     assert done.code == 2, done.err

@@ -153,7 +153,8 @@ def test_dimamba_gives_the_published_logits(golden: Path, tmp_path: Path) -> Non
 def test_published_folders_come_back_exactly(golden: Path, tmp_path: Path, name: str) -> None:
     lm = unmask.load(golden / name)
     weights = load_file(golden / name / "model.safetensors")
-    format_ = FORMATS["mamba_ssm"] if name == "mamba_tiny" else next(f for f in FORMATS.values() if f.can_export(lm))
+    families = [format_ for key, format_ in FORMATS.items() if key != "transformers" and format_.can_export(lm)]
+    format_ = FORMATS["mamba_ssm"] if name == "mamba_tiny" else families[0]
     config, tensors = format_.export_state(lm)
     assert tensors.keys() == weights.keys()
     assert all(torch.equal(tensors[key], weights[key]) for key in weights)

@@ -243,7 +243,7 @@ def test_samplers_and_steps_are_explained(page: Page) -> None:
     for name in page.evaluate("[...document.querySelectorAll('#sampler option')].map((each) => each.value)"):
         page.select_option("#sampler", name)
         assert len(str(told.text_content())) > 40
-        counted = name not in ("first-hitting", "threshold", "factor", "entropy-bounded")
+        counted = name not in ("first-hitting", "threshold", "factor", "entropy-bounded", "joint-threshold")
         assert page.locator("#steps").is_enabled() == counted
     page.fill("#text", "ab<mask:6>")
     page.select_option("#sampler", "first-hitting")

@@ -79,7 +79,7 @@ def evaluate(
         model: A model folder with a tokenizer.
         sources: Files or folders, as `unmask prepare` takes them; names of text sets (ptb, wikitext, lm1b,
             lambada, ag_news, arxiv, pubmed; also ptb:validation or ptb:raw); mdlm-zero-shot, for all seven; or the
-            folder of a prepared corpus, such as RUN/corpus, for its held-out part. None with --tasks.
+            folder of a prepared corpus, such as RUN/corpus, for its held-out part. Leave them out with --tasks.
         folder: The folder with the files of named text sets; by default they come from the hub.
         windows: Evaluate only this many windows, spread evenly over each text; all by default.
         replicates: Passes over the text, each with new times and masks; more passes give a smaller error.
