@@ -157,7 +157,7 @@ def test_published_mixtures_of_experts_are_fine_tuned(family: str, lora: LoRA | 
 def test_differences_of_frozen_weights_with_few_bits(
     base: Path, cats: Experiment, tmp_path: Path, dtype: DtypeName
 ) -> None:
-    """Frozen weights stay as they are, adapters learn, and a run that was stopped goes on exactly."""
+    """Frozen weights stay as they are, adapters learn, and merging rounds once."""
     experiment = replace(cats, lora=LoRA(rank=4, dtype=dtype))
     run = build_trainer(experiment, prepare_corpus(experiment, RunFolder(tmp_path / "run")), Distributed())
     kept = unmask.load(base, dtype=dtype).denoiser.backbone.state_dict()
