@@ -24,6 +24,7 @@ from tools import reproduction
 from unmask import MDLM, LanguageModel, Tokenizer, load, save
 from unmask.cli import main
 from unmask.reproduce import TABLES, Setup, _lab, _trainings, plan_tables, reproduce, table_lines
+from unmask.reproduce._shards import in_order, select_shard
 from unmask.reproduce._vocabulary import Published
 
 ROOT = Path(__file__).parents[2]
@@ -381,3 +382,13 @@ def test_every_table_on_text(data: Path, tmp_path: Path, command: Command, monke
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+
+
+def test_cells_are_carried_out_seed_by_seed_and_training_by_training(data: Path) -> None:
+    setup = Setup(data=data, seeds=2)
+    cells = in_order([cell for name in ("lm", "zero-shot") for cell in TABLES[name].cells(setup)])
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    first = [(cell.training.name, cell.table) for cell in cells if cell.seed == 1]
+    assert first.index(("text-mdlm", "zero-shot")) == first.index(("text-mdlm", "lm")) + 1
+    half = [cell for shard in (1, 2) for cell in select_shard(cells, (shard, 2))]
+    assert sorted(cell.name for cell in half) == sorted(cell.name for cell in cells)

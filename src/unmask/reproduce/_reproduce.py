@@ -12,7 +12,7 @@ from unmask.io.untrusted import read_json_object
 from unmask.report import require_matplotlib
 from unmask.reproduce._lab import Lab, run_cells
 from unmask.reproduce._results import table_to_json
-from unmask.reproduce._shards import join_folders, select_shard
+from unmask.reproduce._shards import in_order, join_folders, select_shard
 from unmask.reproduce._tables import TABLES
 from unmask.reproduce._vocabulary import Cell, Setup, Table
 
@@ -47,7 +47,7 @@ def reproduce(
         raise ValueError(f"none of the tables can be carried out: {tables[0].missing(setup)}")
     lab.open()
     distributed.barrier()
-    cells = select_shard([cell for table in possible for cell in table.cells(setup)], shard)
+    cells = select_shard(in_order([cell for table in possible for cell in table.cells(setup)]), shard)
 
     def whole(table: Table) -> None:
         if distributed.is_main:

@@ -1,4 +1,4 @@
-"""A reproduction that is spread over several machines: the cells of each, and their folders joined."""
+"""Cells in the order in which they are carried out, spread over several machines, and their folders joined."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from unmask.io.atomic import write_json
 from unmask.reproduce._lab import Lab
 from unmask.reproduce._measurements import measurement_to_json, read_measurement
 from unmask.reproduce._vocabulary import Cell
+
+
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """Seed by seed, and each training with all that measures it, so that an end at any time leaves whole rows."""
+    names = list(dict.fromkeys(cell.training.name for cell in cells))
+    return sorted(cells, key=lambda cell: (cell.seed, names.index(cell.training.name)))
 
 
 def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> list[Cell]:
