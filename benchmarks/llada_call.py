@@ -1,11 +1,13 @@
 """One call of a LLaDA of 1.3 billion weights in bfloat16, by `unmask` and by transformers, in turns in one run.
 
-    python -m benchmarks.llada_call [--lengths 32 64 128 256 512 1024] [--depth 16] [--repeats 5] [--profile 128]
+    python -m benchmarks.llada_call [--lengths 32 64 128 256 512 1024] [--rows 32] [--depth 16] [--repeats 5]
 
-Both read the same weights in memory, and all positions of one text. transformers' Llama has bidirectional sdpa
-attention without a mask and gives logits of bfloat16; `unmask` gives the negative log-likelihood of a token at each
-position, from logits that are summed in float32. Printed are seconds, the ratio (above 1: unmask is faster), and the
-share of the machine's bfloat16 matmul peak, which is measured before each length.
+Both have the same weights and read the same tokens. The logits of `--rows` positions are asked for, as when a block is
+written (`logits_to_keep` of transformers), or of all with `--rows 0`, as when a text is scored. transformers' Llama has
+bidirectional sdpa attention without a mask and gives logits of bfloat16; `unmask` gives the negative log-likelihood of
+a token at each position, from logits of float32, for which the head multiplies twice. Printed are seconds, the ratio
+(above 1: unmask is faster), and the share of the machine's bfloat16 matmul peak, which is measured before each length;
+the second product of our head counts as no work.
 """
 
 from __future__ import annotations
@@ -71,27 +73,30 @@ def _llama_state(lm: unmask.LanguageModel, depth: int) -> dict[str, Tensor]:
     return {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in state.items()}
 
 
-def make_calls(lm: unmask.LanguageModel, llama: Any, length: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A call of each, on the same tokens."""
+def make_calls(
+    lm: unmask.LanguageModel, llama: Any, length: int, rows: int
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A call of each, on the same tokens, for the last positions."""
     tokens = torch.randint(0, lm.vocab.size - 1, (1, length), generator=torch.Generator().manual_seed(0))
-    everywhere, t = torch.ones_like(tokens, dtype=torch.bool), torch.full((1, 1), 0.5)
-    nll = WeightedNLL.unweighted(tokens[0])
+    asked, t = torch.arange(length)[None] >= length - rows, torch.full((1, 1), 0.5)
+    nll = WeightedNLL.unweighted(tokens[asked])
 
     def ours() -> object:
         with lm.inference_mode():
-            return lm.denoiser(tokens, t, everywhere, row_fn=nll)
+            return lm.denoiser(tokens, t, asked, row_fn=nll)
 
     def theirs() -> object:
         with torch.inference_mode():
-            return llama(input_ids=tokens, use_cache=False).logits
+            return llama(input_ids=tokens, use_cache=False, logits_to_keep=rows).logits
 
     return ours, theirs
 
 
-def call_flops(shape: LLaDAShape, length: int) -> float:
-    """Of the matrix products of a call: blocks, head and attention."""
-    weights = shape.num_parameters - shape.vocab_size * shape.width
-    return 2.0 * length * (weights + 2 * shape.depth * length * shape.width)
+def call_flops(shape: LLaDAShape, length: int, rows: int) -> float:
+    """Of the matrix products of a call: blocks, attention and, for the rows that are asked for, the head."""
+    head = shape.vocab_size * shape.width
+    blocks = shape.num_parameters - 2 * head
+    return 2.0 * length * (blocks + 2 * shape.depth * length * shape.width) + 2.0 * rows * head
 
 
 def _time(call: Callable[[], object]) -> float:
@@ -100,17 +105,18 @@ def _time(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def compare(lm: unmask.LanguageModel, llama: Any, shape: LLaDAShape, length: int, repeats: int) -> str:
+def compare(lm: unmask.LanguageModel, llama: Any, shape: LLaDAShape, length: int, rows: int, repeats: int) -> str:
     """A line of the table: the fastest of each, and the middle one of the ratios of pairs."""
-    ours, theirs = make_calls(lm, llama, length)
+    rows = min(rows or length, length)
+    ours, theirs = make_calls(lm, llama, length, rows)
     ours(), theirs()
     peak = measure_peak_flops(torch.bfloat16, lm.device, seconds=1.0)
     pairs = [(_time(ours), _time(theirs)) for _ in range(repeats)]
     best_ours, best_theirs = (min(each) for each in zip(*pairs, strict=True))
     ratio = statistics.median(theirs / ours for ours, theirs in pairs)
-    shares = [call_flops(shape, length) / seconds / peak for seconds in (best_ours, best_theirs)]
+    shares = [call_flops(shape, length, rows) / seconds / peak for seconds in (best_ours, best_theirs)]
     return (
-        f"{length:6} {best_ours:9.2f} s {best_theirs:9.2f} s {ratio:7.2f} {shares[0]:8.0%} {shares[1]:8.0%}"
+        f"{length:6} {rows:5} {best_ours:9.2f} s {best_theirs:9.2f} s {ratio:7.2f} {shares[0]:8.0%} {shares[1]:8.0%}"
         f" {peak / 1e9:8.0f}"
     )
 
@@ -119,9 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llada_call", description=__doc__.split("\n")[0])
     parser.add_argument("--lengths", nargs="*", type=int, default=[32, 64, 128, 256, 512, 1024])
+    parser.add_argument("--rows", type=int, default=32, help="positions whose logits are asked for; 0: all")
     parser.add_argument("--depth", type=int, default=LLaDAShape.depth)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--profile", type=int, help="also print where the time of a call of this length goes")
     options = parser.parse_args(arguments)
     retain_freed_memory()
     shape = LLaDAShape(depth=options.depth)
@@ -130,16 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     llama = transformers_llama(lm, shape)
     lm.denoiser.prepack()
     print(f"{shape.num_parameters / 1e9:.2f} billion weights, {torch.get_num_threads()} threads")
-    print("length      unmask transformers   ratio   unmask  transf.  GFLOP/s (peak)")
+    print("length  rows      unmask transformers   ratio   unmask  transf.  GFLOP/s (peak)")
     for length in options.lengths:
-        print(compare(lm, llama, shape, length, options.repeats), flush=True)
-    if options.profile:
-        from torch.profiler import profile
-
-        ours, _ = make_calls(lm, llama, options.profile)
-        with profile() as recorded:
-            ours()
-        print(recorded.key_averages().table(sort_by="self_cpu_time_total", row_limit=15, max_name_column_width=50))
+        print(compare(lm, llama, shape, length, options.rows, options.repeats), flush=True)
 
 
 if __name__ == "__main__":

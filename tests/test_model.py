@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
@@ -297,9 +298,22 @@ def test_what_is_packed_is_what_is_multiplied(activation: str, monkeypatch: pyte
     assert unasked <= {id(last.attention.qkv.weight)}  # type: ignore[union-attr]
 
 
-def test_a_large_network_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_is_packed_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    lm, before = model(), len(products._PACKED_WEIGHTS)
-    monkeypatch.setattr(denoiser, "_MAX_PREPACK_BYTES", 1000)
-    lm.denoiser.prepack()
-    assert len(products._PACKED_WEIGHTS) == before
+    lm, packed, copies = model(), model(), len(products._PACKED_WEIGHTS)
+    monkeypatch.setattr(denoiser, "_MAX_SECOND_COPY", 1000)
+    packed.denoiser.prepack()
+    packed.denoiser.prepack()
+    assert len(products._PACKED_WEIGHTS) == copies + 1  # that of the head, which is small
+    layers = [layer for layer in packed.denoiser.modules() if isinstance(layer, products.PackedLinear)]
+    assert {id(layer) for layer in layers} == {id(layer) for layer in packed.denoiser.quantizable_layers().values()}
+    assert all(layer.weight.is_mkldnn for layer in layers)
+    assert packed.score("abc cab").nats == pytest.approx(lm.score("abc cab").nats, rel=1e-5)
+    assert packed.denoiser.num_parameters == lm.denoiser.num_parameters
+    for each in (packed, copy.deepcopy(packed)):
+        state = each.denoiser.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in lm.denoiser.state_dict().items())
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    inputs = tokens, torch.ones(1, 1), tokens == 0
+    logits = [each.denoiser.eval()(*inputs).detach() for each in (lm, packed)]  # with a gradient
+    torch.testing.assert_close(*logits)

@@ -19,6 +19,7 @@ from backbones.test_hf import CAUSAL, VOCAB, config, denoiser, every, every_caus
 from unmask import MDLM, BlockDiffusion, LanguageModel, ModelConfig, Tokenizer, Vocab
 from unmask.backbones.hf import HFBackboneConfig
 from unmask.diffusion.schedule import Cosine
+from unmask.hardware import memory
 from unmask.pretrained import export_onnx
 from unmask.pretrained.formats import _hf as huggingface
 from unmask.pretrained.formats._hf import _resize_embeddings
@@ -100,6 +101,13 @@ def test_what_transformers_has_no_words_for_is_kept(name: str, tmp_path: Path) -
     assert (again.vocab, again.objective) == (Vocab(11, 6, 2), objective)
     assert isinstance(again.backbone, HFBackboneConfig)
     assert (again.backbone.future_visibility, again.backbone.max_length) == (opened, 17)
+
+
+def test_what_does_not_fit_is_said_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = bert_folder(tmp_path)
+    monkeypatch.setattr(memory, "_free_memory", lambda _: 1000)
+    with pytest.raises(ValueError, match="with the dtype float32, and 0 MB are free"):
+        unmask.load(folder)
 
 
 @every

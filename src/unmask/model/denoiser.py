@@ -18,14 +18,14 @@ from unmask.diffusion.process import Process
 from unmask.objectives import Objective
 from unmask.ops.checks import holds
 from unmask.ops.chunked_head import LogitsRowFn, chunked_head, log_probs_inplace
-from unmask.ops.linear import DEFAULT_GROUP_SIZE, Bits, Linear, QuantizedLinear, prepack
+from unmask.ops.linear import DEFAULT_GROUP_SIZE, Bits, Linear, PackedLinear, QuantizedLinear, prepack
 from unmask.sampling.base import Sampler
 from unmask.training.hooks import Hook
 from unmask.training.lora import LoRA
 from unmask.types import NonFiniteError, Positions, Queries, RowFn, Times, Tokens, Vocab
 
-_MAX_PREPACK_BYTES = 1 << 30
-"""Matrices are prepacked, which keeps a second copy, only up to this size in bytes."""
+_MAX_SECOND_COPY = 1 << 30
+"""Bytes up to which second copies of the matrices are kept, in another order."""
 
 
 @dataclass(frozen=True)
@@ -318,17 +318,21 @@ class Denoiser(nn.Module):
         return total + sum(each.shape.numel() - sum(map(Tensor.numel, each.tensors)) for each in matrices)
 
     def prepack(self) -> None:
-        """Keep a second copy of the matrices, in the layout that matrix products read fastest.
+        """Keep the matrices in the layout that matrix products read fastest, from now on for inference only.
 
-        Results do not change. Networks of more than `_MAX_PREPACK_BYTES` and devices that do not gain are left as they
-        are.
+        Results do not change. Up to `_MAX_SECOND_COPY` bytes these are second copies. The blocks of a larger network
+        are reordered one by one, so that it needs no more memory than before.
         """
-        layers = [module for module in self.backbone.modules() if isinstance(module, Linear)]
-        of_blocks, head = torch.bfloat16 if self.use_bf16 else torch.float32, self.backbone.lm_head.weight
-        dtypes = {layer.weight: of_blocks for layer in layers} | {
-            head: torch.bfloat16 if self._has_bf16_head else torch.float32
-        }
-        if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) <= _MAX_PREPACK_BYTES:
+        of_blocks = torch.bfloat16 if self.use_bf16 else torch.float32
+        linears = [module for module in self.backbone.modules() if isinstance(module, Linear)]
+        dtypes = {layer.weight: of_blocks for layer in linears if not isinstance(layer, PackedLinear)}
+        dtypes[self.backbone.lm_head.weight] = torch.bfloat16 if self._has_bf16_head else torch.float32
+        if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) > _MAX_SECOND_COPY:
+            for name, layer in self.quantizable_layers().items():
+                if PackedLinear.can_pack(layer, of_blocks):
+                    del dtypes[layer.weight]
+                    self.set_submodule(name, PackedLinear(layer))
+        if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) <= _MAX_SECOND_COPY:
             for weight, dtype in dtypes.items():
                 prepack(weight, dtype)
 

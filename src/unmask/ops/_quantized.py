@@ -5,7 +5,7 @@
 
 Products expand a few rows at a time, while they are in the cache, and multiply them as any others
 (`unmask.ops.linear`). That is exact for these weights, needs no kernel, and works on every device. With 32 rows of
-input or more it is also faster on a CPU than torch's own kernels for such weights (docs/decisions/0029).
+input or more it is also faster on a CPU than torch's own kernels for such weights (docs/decisions/0031).
 """
 
 from __future__ import annotations

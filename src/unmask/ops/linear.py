@@ -56,6 +56,35 @@ class Linear(nn.Linear):
         return new
 
 
+class PackedLinear(Linear):
+    """A `Linear` for products without a gradient whose only copy of its matrix is in oneDNN's order.
+
+    Its state dict has the matrix in the usual order. All else works too, but expands the whole matrix first.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)  # that of nn.Linear would make a matrix
+        self.out_features, self.in_features = layer.weight.shape
+        self.weight = nn.Parameter(_reorder(layer.weight.detach()), requires_grad=False)
+        self.bias = layer.bias
+
+    @staticmethod
+    def can_pack(layer: nn.Linear, dtype: torch.dtype) -> bool:
+        """Whether products of this type with a layer's matrix are faster in oneDNN's order."""
+        return type(layer) is Linear and layer.weight.dtype == dtype and _can_reorder(layer.weight)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_parameters": {"weight": self.weight.to_dense(), "bias": self.bias}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._parameters["weight"] = nn.Parameter(_reorder(state["_parameters"]["weight"]), requires_grad=False)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.weight.to_dense()
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer whose matrix has 8 or 4 bits by groups; only its bias can be trained."""
 
@@ -129,6 +158,8 @@ def linear(
         packed = _get_packed(weight)
         if _use_onednn(x, packed):
             return _onednn_linear(x, packed, bias, gelu)
+    if isinstance(weight, Tensor) and weight.is_mkldnn:
+        weight = weight.to_dense()
     if _use_slices(x, weight):
         apply: Any = _SlicedLinear.apply
         y: Tensor = apply(cast_like_autocast(x), weight)
@@ -193,7 +224,8 @@ def linear_split(
     layer: nn.Module, x_first: Float[Tensor, "*rows width"], x_rest: Float[Tensor, "*other_rows width"], size: int
 ) -> tuple[Tensor, Tensor]:
     """layer(x_first)[..., :size] and layer(x_rest)[..., size:], without computing the other outputs of a `Linear`."""
-    if not isinstance(layer, Linear | QuantizedLinear):  # such as a layer with an adapter around it
+    if not isinstance(layer, Linear | QuantizedLinear) or isinstance(layer, PackedLinear):
+        # A layer with an adapter around it, or one whose rows cannot be told apart.
         return layer(x_first)[..., :size], layer(x_rest)[..., size:]
     weight, bias = layer.weight, layer.bias  # read once: a parametrization computes the weight
     rest = linear(x_rest, weight[size:], None if bias is None else bias[size:])
@@ -226,10 +258,18 @@ def prepack(weight: Tensor, dtype: torch.dtype | None = None) -> None:
     """
     with torch.no_grad():
         expanded = weight.detach().to(dtype or weight.dtype)
-        x = torch.empty(1, dtype=expanded.dtype, device=weight.device)
-        if _use_onednn(x, expanded) and not weight.is_inference():  # inference tensors have no version
-            matrix = torch.ops.mkldnn._reorder_linear_weight(expanded, _PREPACK_ROWS)
-            _PACKED_WEIGHTS[weight] = _PackedWeight(weight.data_ptr(), weight._version, matrix)
+        if _can_reorder(expanded) and not weight.is_inference():  # inference tensors have no version
+            _PACKED_WEIGHTS[weight] = _PackedWeight(weight.data_ptr(), weight._version, _reorder(expanded))
+
+
+def _can_reorder(weight: Tensor) -> bool:
+    with torch.no_grad():
+        return not weight.is_mkldnn and _use_onednn(torch.empty(1, dtype=weight.dtype, device=weight.device), weight)
+
+
+def _reorder(weight: Tensor) -> Tensor:
+    matrix: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PREPACK_ROWS)
+    return matrix
 
 
 def _get_packed(weight: Tensor) -> Tensor:

@@ -81,39 +81,78 @@ def prefers_bf16(denoiser: Denoiser, distributed: Distributed) -> bool:
     return large and distributed.any_rank(distributed.is_main and bf16_is_faster(distributed.device, seconds=0.2))
 
 
-def build_network(
-    config: ModelConfig,
-    tensors: Mapping[str, LazyTensor],
-    storage: WeightStorage,
-    distributed: Distributed,
-    where: str,
-    *,
-    shard_weights: bool,
-) -> Denoiser:
-    """The network of a config with these tensors, all of which fit it; refused if they do not fit into memory.
+@dataclass(frozen=True)
+class NetworkBuilder:
+    """Fills the network of a config with stored tensors, all of which fit it."""
 
-    With `shard_weights` each rank keeps a part of every tensor, and gathers a block when it is computed (FSDP).
-    """
-    is_plain = isinstance(config.backbone, BlockStackConfig) and not config.objective.process.is_continuous
-    if not is_plain:
-        return _build_whole(config, tensors, storage, distributed, where, shard_weights)
-    with MetaInit():
-        denoiser = config.build()
-    _check_memory(denoiser, tensors, storage, distributed, where, shard_weights)
-    use_bf16 = storage.computes_in_bf16(denoiser, distributed, (tensor.dtype for tensor in tensors.values()))
-    places = _Places(denoiser)
-    quantizable = set() if storage.bits is None else set(denoiser.quantizable_layers())
-    for module, names in _stages(denoiser, {_full_name(name): name for name in tensors}):
-        for full_name, name in names.items():
-            places.put(full_name, tensors[name], storage)
-            layer = full_name.removesuffix(".weight")
-            if storage.bits is not None and layer in quantizable and layer != full_name:
-                denoiser.quantize_layer(layer, storage.bits, storage.group_size)
-        if use_bf16:
-            denoiser.to_bf16(module)
-        if shard_weights and distributed.world_size > 1:
-            _shard(module)
-    return denoiser
+    config: ModelConfig
+    tensors: Mapping[str, LazyTensor]
+    storage: WeightStorage
+    distributed: Distributed
+    where: str
+    """The folder, for errors."""
+    shard_weights: bool
+    """Each rank keeps a part of every tensor, and gathers a block when it is computed (FSDP)."""
+
+    def build(self) -> Denoiser:
+        """The network; refused if it does not fit into memory."""
+        backbone, process = self.config.backbone, self.config.objective.process
+        if isinstance(backbone, BlockStackConfig) and not process.is_continuous:
+            return self._build_by_tensors()
+        return self._build_whole()
+
+    def _build_by_tensors(self) -> Denoiser:
+        storage = self.storage
+        with MetaInit():
+            denoiser = self.config.build()
+        self._check_memory(denoiser)
+        use_bf16 = storage.computes_in_bf16(denoiser, self.distributed, self._saved_dtypes())
+        places = _Places(denoiser)
+        quantizable = set() if storage.bits is None else set(denoiser.quantizable_layers())
+        for module, names in _stages(denoiser, {_full_name(name): name for name in self.tensors}):
+            for full_name, name in names.items():
+                places.put(full_name, self.tensors[name], storage)
+                layer = full_name.removesuffix(".weight")
+                if storage.bits is not None and layer in quantizable and layer != full_name:
+                    denoiser.quantize_layer(layer, storage.bits, storage.group_size)
+            if use_bf16:
+                denoiser.to_bf16(module)
+            if self.shard_weights and self.distributed.world_size > 1:
+                _shard(module)
+        return denoiser
+
+    def _build_whole(self) -> Denoiser:
+        """A network whose parts are not known: it is built in float32, filled, and then converted."""
+        if self.shard_weights:
+            raise ValueError(
+                f"the network of {self.where} cannot be split over processes: leave out the splitting of weights"
+            )
+        require_float32_memory(self.where, self.tensors, self.distributed)
+        denoiser = self.config.build()
+        weights = {name: tensor.view() for name, tensor in self.tensors.items()}
+        learned = {name: weights.pop(name) for name in list(weights) if name.startswith(OBJECTIVE_PREFIX)}
+        denoiser.stored_module.load_state_dict(weights, strict=False)
+        denoiser.load_state_dict(learned, strict=False)
+        self.storage.apply(denoiser, self.distributed, self._saved_dtypes())
+        return denoiser
+
+    def _saved_dtypes(self) -> Iterator[torch.dtype]:
+        return (tensor.dtype for tensor in self.tensors.values())
+
+    def _check_memory(self, denoiser: Denoiser) -> None:
+        """Refuse weights that do not fit, with the types in which they would."""
+        ranks = self.distributed.world_size if self.shard_weights else 1
+        sizes = {
+            name: _nbytes(denoiser, self.tensors, WeightStorage(name, self.storage.group_size)) // ranks
+            for name in get_args(DtypeName)
+        }
+        require_memory(self.where, sizes, self.storage.dtype, self.distributed.device)
+
+
+def require_float32_memory(where: str, tensors: Mapping[str, LazyTensor], distributed: Distributed) -> None:
+    """Refuse a network that is read in float32 as a whole, and does not fit so."""
+    size = sum(tensor.numel() for tensor in tensors.values()) * torch.float32.itemsize
+    require_memory(where, {"float32": size}, "float32", distributed.device)
 
 
 def _full_name(name: str) -> str:
@@ -169,43 +208,6 @@ def _shard(module: nn.Module) -> None:
     from torch.distributed.fsdp import fully_shard
 
     fully_shard(module.requires_grad_(False), reshard_after_forward=True)
-
-
-def _build_whole(
-    config: ModelConfig,
-    tensors: Mapping[str, LazyTensor],
-    storage: WeightStorage,
-    distributed: Distributed,
-    where: str,
-    shard_weights: bool,
-) -> Denoiser:
-    """A network whose parts are not known: it is built in float32, filled, and then converted."""
-    if shard_weights:
-        raise ValueError(f"the network of {where} cannot be split over processes: leave out the splitting of weights")
-    denoiser = config.build()
-    weights = {name: tensor.view() for name, tensor in tensors.items()}
-    learned = {name: weights.pop(name) for name in list(weights) if name.startswith(OBJECTIVE_PREFIX)}
-    denoiser.stored_module.load_state_dict(weights, strict=False)
-    denoiser.load_state_dict(learned, strict=False)
-    storage.apply(denoiser, distributed, (tensor.dtype for tensor in tensors.values()))
-    return denoiser
-
-
-def _check_memory(
-    denoiser: Denoiser,
-    tensors: Mapping[str, LazyTensor],
-    storage: WeightStorage,
-    distributed: Distributed,
-    where: str,
-    shard_weights: bool,
-) -> None:
-    """Refuse weights that do not fit, with the types in which they would."""
-    ranks = distributed.world_size if shard_weights else 1
-    sizes = {
-        name: _nbytes(denoiser, tensors, WeightStorage(name, storage.group_size)) // ranks
-        for name in get_args(DtypeName)
-    }
-    require_memory(where, sizes, storage.dtype, distributed.device)
 
 
 def _nbytes(denoiser: Denoiser, tensors: Mapping[str, LazyTensor], storage: WeightStorage) -> int:

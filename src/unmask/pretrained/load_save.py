@@ -26,7 +26,7 @@ from unmask.model.language_model import validate_tokenizer
 from unmask.ops.linear import DEFAULT_GROUP_SIZE
 from unmask.pretrained._folder import CONFIG_FILE, OBJECTIVE_PREFIX, WEIGHTS_FILE, StoredModel, write_folder
 from unmask.pretrained._hub import resolve_hub
-from unmask.pretrained._network import WeightStorage, build_network
+from unmask.pretrained._network import NetworkBuilder, WeightStorage, require_float32_memory
 from unmask.pretrained.formats import FORMATS, Format
 from unmask.pretrained.formats import _hf as hf
 from unmask.pretrained.formats._gguf import find_gguf_file, load_gguf
@@ -97,7 +97,7 @@ def load(
     stored = StoredModel(path)
     config = _with_token_ids(stored.config, path)
     if _is_transformers_model(config):
-        lm = _load_transformers(stored, tokenizer, require_tokenizer, require_head)
+        lm = _load_transformers(stored, tokenizer, require_tokenizer, require_head, distributed)
         return _converted(lm, storage, distributed, shard_weights)
     # Everything that can be checked is checked before weights are read, which takes long for large models.
     model_config, tensors = _convert_state(config, stored.tensors(), path, allow_code)
@@ -107,7 +107,7 @@ def load(
     validate_tokenizer(tokenizer, model_config.vocab)
     stored.verify_weights()
     try:
-        denoiser = build_network(model_config, tensors, storage, distributed, str(path), shard_weights=shard_weights)
+        denoiser = NetworkBuilder(model_config, tensors, storage, distributed, str(path), shard_weights).build()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -126,7 +126,11 @@ def _converted(
 
 
 def _load_transformers(
-    stored: StoredModel, tokenizer: BaseTokenizer | None, require_tokenizer: bool, require_head: bool
+    stored: StoredModel,
+    tokenizer: BaseTokenizer | None,
+    require_tokenizer: bool,
+    require_head: bool,
+    distributed: Distributed,
 ) -> LanguageModel:
     path, config = stored.path, stored.config
     folder_tokenizer = load_hf_tokenizer(path)
@@ -134,6 +138,7 @@ def _load_transformers(
     _check_has_tokenizer(require_tokenizer, used_tokenizer, path)
     tensors = stored.tensors()
     hf.validate_config(config, tensors, used_tokenizer, str(path))
+    require_float32_memory(str(path), tensors, distributed)
     stored.verify_weights()
     return hf.load(path, config, tensors, tokenizer, folder_tokenizer, require_head)
 
