@@ -281,7 +281,7 @@ def ranks(folder: Path) -> Iterator[tuple[str, Experiment]]:
 def hurried() -> Iterator[None]:
     """Without what only takes time: measuring the machine, counting operations, waiting for the disk."""
     with (
-        mock.patch("unmask.training._throughput.measure_peak_flops", return_value=1.0),
+        mock.patch("unmask.training._throughput.peak_flops", return_value=1.0),
         mock.patch("unmask.training.trainer.count_flops", side_effect=lambda _wanted: count_flops(False)),
         mock.patch("os.fsync"),
     ):

@@ -32,8 +32,11 @@ class Stream:
         return self.ids[start:stop]
 
 
-@pytest.mark.parametrize("steps", [1, 3, 16])
-@pytest.mark.parametrize("objective", [MDLM(), D3PM(), MDLM(carry_over=False)], ids=["mdlm", "d3pm", "no carry-over"])
+@pytest.mark.parametrize(
+    ("objective", "steps"),
+    [(MDLM(), 1), (MDLM(), 3), (MDLM(), 16), (D3PM(), 3), (MDLM(carry_over=False), 3)],
+    ids=["mdlm-1", "mdlm-3", "mdlm-16", "d3pm", "no carry-over"],
+)
 def test_the_control_variate_changes_the_noise_and_not_the_mean(
     objective: MDLM | D3PM, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +45,7 @@ def test_the_control_variate_changes_the_noise_and_not_the_mean(
 
     def bound(seed: int) -> StepBound:
         with torch.inference_mode():
-            return step_bounds(denoise, objective, loader, (steps,), EvalConfig(replicates=100, seed=seed))[0]
+            return step_bounds(denoise, objective, loader, (steps,), EvalConfig(replicates=60, seed=seed))[0]
 
     steady = bound(0)
     monkeypatch.setattr(NatsEstimator, "token_baseline", lambda *_: None)

@@ -163,16 +163,23 @@ def with_blocks(family: str, folder: Path, size: int) -> Path:
     return folder
 
 
+PARTS = pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))], ids=["some", "more", "rest"]
+)
+"""Every third of many published texts; the others are long proofs."""
+
+
+@PARTS
 @pytest.mark.parametrize("family", ["a2d_qwen3_tiny", "a2d_qwen2_tiny", "a2d_llama_tiny"])
-def test_a2d_writes_as_published(family: str, tmp_path: Path) -> None:
+def test_a2d_writes_as_published(family: str, part: int, tmp_path: Path) -> None:
     """With full attention, blocks are only an order; with blocks, they are counted from the end of the prompt."""
     golden = expected(family)
     for kind, folder in (("mdlm", GOLDEN / family), ("bd3lm", with_blocks(family, tmp_path / "bd3lm", 8))):
         lm = unmask.load(folder)
-        for name, text in golden.items():
-            # `right_shift` is an option for other networks than A2D's, which are not shifted.
-            if not name.startswith(f"{kind}.prompt") or "calls" in name or "right_shift" in name:
-                continue
+        # `right_shift` is an option for other networks than A2D's, which are not shifted.
+        names = [name for name in golden if name.startswith(f"{kind}.prompt") and "right_shift" not in name]
+        for name in [name for name in names if "calls" not in name][part::3]:
+            text = golden[name]
             options = dict(re.findall(r"\.(steps|block|cfg)([\d.]+?)(?=\.[a-z]|$)", name))
             prompt = golden[name.split(".")[1]]
             size = int(options.get("block", 8))
@@ -213,13 +220,14 @@ def prompted(prompt: Tensor, length: int, mask_id: int) -> Tensor:
     return torch.cat([prompt, torch.full((1, length - prompt.shape[1]), mask_id)], 1)
 
 
-def test_fast_dllm_writes_as_published() -> None:
+@PARTS
+def test_fast_dllm_writes_as_published(part: int) -> None:
     """Sub-blocks; the first token of a block comes first, and follows from the block before. `block_cache`, which asks
     a sub-block alone, makes a text depend on the others of its batch, and is left out."""
     lm, golden = unmask.load(GOLDEN / "fastdllm2_tiny"), expected("fastdllm2_tiny")
-    for name, text in golden.items():
-        if not name.startswith("generate.") or name.endswith("calls") or "block_cache" in name:
-            continue
+    names = [name for name in golden if name.startswith("generate.") and "block_cache" not in name]
+    for name in [name for name in names if not name.endswith("calls")][part::3]:
+        text = golden[name]
         prompt_name, size, threshold = re.findall(r"(prompt\d+)\.sub(\d+)\.threshold([\d.]+?)(?:\.[a-z]|$)", name)[0]
         prompt = golden[prompt_name]
         length = 8 * (3 + prompt.shape[1] // 8) + 1
@@ -250,11 +258,11 @@ def test_llada2_writes_as_published(tmp_path: Path) -> None:
         assert written.nfe == calls if "early" in name else written.nfe <= calls, name
 
 
-def test_llada2_edits_as_published(tmp_path: Path) -> None:
+@PARTS
+def test_llada2_edits_as_published(part: int, tmp_path: Path) -> None:
     lm, golden = llada2(tmp_path), expected("llada2_moe_tiny")
-    for name, text in golden.items():
-        if not name.startswith("v21.") or name.endswith("calls"):
-            continue
+    for name in [name for name in golden if name.startswith("v21.") and not name.endswith("calls")][part::3]:
+        text = golden[name]
         prompt = golden[name.split(".")[1]]
         options = dict(re.findall(r"\.(threshold|edit|post)(\d+(?:\.\d+)?)", name))
         edit = float(options["edit"])

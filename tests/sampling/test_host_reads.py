@@ -33,7 +33,7 @@ from unmask.sampling import (
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.denoisers import CountingDenoiser
 
-MASK, LENGTH = 4, 60
+MASK, LENGTH = 4, 40
 AT_START = 4
 """Values that are read once per run: the canvas is validated, and its masked positions are found."""
 

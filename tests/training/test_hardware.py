@@ -122,7 +122,7 @@ def test_the_peak_is_that_of_a_large_product_and_soon_found() -> None:
 
 
 def test_pace_is_work_over_time_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.training._throughput.measure_peak_flops", lambda *_: 1000.0)
+    monkeypatch.setattr("unmask.training._throughput.peak_flops", lambda *_: 1000.0)
     pace = ThroughputMeter(Distributed(), False, tokens=100, flops=1e6)
     pace.seconds = 2.0
     assert pace.metrics(130, 1e6 + 500) == {"tokens_per_second": 15.0, "mfu": 0.25}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ def measure_peak_flops(dtype: torch.dtype, device: torch.device, seconds: float 
             best = max(best, 2 * size**3 / _time_matmul(matrices[size]))
             left = deadline - time.perf_counter()
     return best
+
+
+@cache
+def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """`measure_peak_flops`, measured once in a process."""
+    return measure_peak_flops(dtype, device)
 
 
 def _time_matmul(a: torch.Tensor) -> float:

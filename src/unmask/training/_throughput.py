@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from unmask.distributed import Distributed
-from unmask.hardware.flops import measure_peak_flops
+from unmask.hardware.flops import peak_flops
 
 
 class ThroughputMeter:
@@ -23,7 +23,7 @@ class ThroughputMeter:
         self.seconds, self.tokens, self.flops = 0.0, tokens, flops
         distributed.barrier()
         (self.peak_flops,) = distributed.all_reduce_scalars(
-            measure_peak_flops(torch.bfloat16 if bf16 else torch.float32, distributed.device)
+            peak_flops(torch.bfloat16 if bf16 else torch.float32, distributed.device)
         )
 
     @contextmanager
