@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "unmask"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 60
-MAX_PUBLIC_NAMES = 400
+MAX_PUBLIC_NAMES = 450
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -11,8 +11,8 @@ from live_server import language_model, live_server
 from unmask import BlockDiffusion, NextToken, Tokenizer
 from unmask.data.tokenizers import get_tokenizer
 from unmask.objectives import Objective, UniformDiffusion
-from unmask.sampling.canvas import parse_template
 from unmask.sampling.factory import default_sampler
+from unmask.sampling.templates import parse_template
 from unmask.serve._examples import example_templates
 
 

@@ -219,7 +219,7 @@ def read_stdin() -> str:
 
 def warn_literal_masks(context: str, texts: Sequence[str]) -> None:
     """Warn about <mask> in a text where it does not mark a hole."""
-    from unmask.sampling.canvas import HOLE_PATTERN
+    from unmask.sampling.templates import HOLE_PATTERN
 
     found = next(filter(None, map(HOLE_PATTERN.search, texts)), None)
     if found:

@@ -27,6 +27,8 @@ from unmask.cli._generation_options import GenerationOptions
 from unmask.cli._signature import Inline
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from unmask.batches import Task
     from unmask.model import LanguageModel, Samples
     from unmask.sampling import Sampler
@@ -125,6 +127,7 @@ def infill(
 
     For example:
       unmask infill runs/demo "Flat is <mask:2> nested."
+      unmask infill runs/demo "for i in <mask:1..6>:" --n 3
       unmask infill runs/demo "year = <mask:4>" --regex "[12][0-9]{3}"
       unmask infill runs/demo --input templates.jsonl --output filled.jsonl --steps 16
       unmask infill runs/demo --input - < templates.jsonl
@@ -136,7 +139,8 @@ def infill(
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.
-        template: Text with <mask:12> for twelve masked tokens, <mask> for one; any number of holes.
+        template: Text with <mask:12> for twelve masked tokens, <mask> for one, <mask:3..12> or <mask:*> for as many as
+            the model finds probable; any number of holes.
     """
     if files.input is not None:
         from unmask.cli._requests import InfillTask
@@ -149,7 +153,7 @@ def infill(
         raise ValueError("there is nothing to fill: give a template, or a file of requests with --input")
     with load_distributed(model, allow_code, options.both_strands, weights) as (lm, is_main):
         sampler = options.build_sampler(lm)
-        canvas = lm.encode_template(template, options.n)
+        canvas, valid = lm.infill_canvas([template], options.n, options.seed)
         followed = bool(((canvas[0] == lm.vocab.mask_id).int().diff() < 0).any())
         if is_main and followed and not lm.uses_right_context:
             print(
@@ -157,7 +161,7 @@ def infill(
                 file=sys.stderr,
             )
         dtype = compute_fastest(lm, weights)
-        samples = _generate(lm, canvas, sampler, options, as_json)
+        samples = _generate(lm, canvas, sampler, options, as_json, valid)
     if is_main:
         _print_samples(samples, sampler, dtype, options, as_json)
 
@@ -209,15 +213,20 @@ def compute_fastest(lm: LanguageModel, weights: LoadOptions, chosen: str | None 
 
 
 def _generate(
-    lm: LanguageModel, canvas: Tokens, sampler: Sampler, options: GenerationOptions, as_json: bool
+    lm: LanguageModel,
+    canvas: Tokens,
+    sampler: Sampler,
+    options: GenerationOptions,
+    as_json: bool,
+    valid: Tensor | None = None,
 ) -> Samples:
     from unmask.cli._watch import watch
 
     if lm.distributed.world_size > 1:  # each process generates its own rows
         if options.watch:
             raise ValueError("--watch works with one process only; leave it out under torchrun")
-        return lm.generate(canvas, sampler, options.seed, guidance=options.build_guidance())
-    frames = lm.generate_steps(canvas, sampler, options.seed, guidance=options.build_guidance())
+        return lm.generate(canvas, sampler, options.seed, valid, options.build_guidance())
+    frames = lm.generate_steps(canvas, sampler, options.seed, valid, options.build_guidance())
     if options.watch:
         return watch(frames, lm.vocab.mask_id, options.delay)
     return _last_frame_with_progress(frames, lm.vocab.mask_id, sampler, quiet=as_json)

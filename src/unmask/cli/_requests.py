@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import torch
+
 from unmask.batches import Item, Line
 from unmask.cli._generation_options import GenerationOptions
 from unmask.cli._score import top_tokens
@@ -21,7 +23,8 @@ from unmask.likelihood.requests import ScoreConfig, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
 from unmask.sampling import SAMPLERS, Sampler
-from unmask.sampling.canvas import Template, parse_template
+from unmask.sampling.canvas import infill_canvas
+from unmask.sampling.templates import MaskedText, Template
 
 _MAX_TEXTS_PER_LINE = 10_000
 _MAX_BATCH_TOKENS = 1 << 12
@@ -144,15 +147,6 @@ class _GenerationTask:
         return " ".join(map(str, ids)) if self.lm.tokenizer is None else self.lm.tokenizer.decode(ids)
 
 
-@dataclass(frozen=True, eq=False)
-class _Canvas:
-    """The ids of a template, and its holes: (first position, length)."""
-
-    ids: tuple[int, ...]
-    holes: tuple[tuple[int, int], ...]
-    seed: int
-
-
 class InfillTask(_GenerationTask):
     """`unmask infill --input`."""
 
@@ -160,18 +154,15 @@ class InfillTask(_GenerationTask):
         request = _read(InfillRequest, line)
         settings, seeds = self._settings(request, line)
         template = self._template(request)
-        canvas = self.lm.encode_template(template)
-        mask_id, ids = self.lm.vocab.mask_id, tuple(canvas[0].tolist())
-        masked = [position for position, token in enumerate(ids) if token == mask_id]
-        lengths = [part for part in parse_template(template) if isinstance(part, int)]
-        firsts = itertools.accumulate(lengths, initial=0)
-        holes = tuple((masked[first], length) for first, length in zip(firsts, lengths, strict=False))
         _, guidance = self._build(settings)
-        if settings.regex and guidance and len(ids) <= (self.lm.denoiser.max_length or len(ids)):
-            guidance(self.lm.denoiser, canvas, self.lm.tokenizer)  # raises if nothing can match
+        texts = self.lm.masked_texts(template, seeds)
+        for ids in {tuple(text.ids) for text in texts}:
+            self.lm.check_memory(1, len(ids))
+            if settings.regex and guidance and len(ids) <= (self.lm.denoiser.max_length or len(ids)):
+                guidance(self.lm.denoiser, torch.tensor([ids]), self.lm.tokenizer)  # raises if nothing can match
         return [
-            Item(line.number, index, len(ids), len(masked), settings, _Canvas(ids, holes, seed))
-            for index, seed in enumerate(seeds)
+            Item(line.number, index, len(text.ids), text.num_masked, settings, (text, seed))
+            for index, (text, seed) in enumerate(zip(texts, seeds, strict=True))
         ]
 
     def _template(self, request: InfillRequest) -> Template:
@@ -186,23 +177,19 @@ class InfillTask(_GenerationTask):
 
     def run(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         sampler, guidance = self._build(items[0].group)
-        canvases: list[_Canvas] = [item.content for item in items]
-        samples = self.lm.infill(
-            [list(canvas.ids) for canvas in canvases],
-            sampler=sampler,
-            seed=[canvas.seed for canvas in canvases],
-            guidance=guidance,
-        )
-        return [self._result(ids, canvas) for ids, canvas in zip(samples.ids, canvases, strict=True)]
+        texts, seeds = zip(*(item.content for item in items), strict=True)
+        tokens, valid = infill_canvas([text.ids for text in texts], self.lm.vocab.mask_id)
+        samples = self.lm.generate(tokens, sampler, seeds, None if bool(valid.all()) else valid, guidance)
+        return [self._result(*each) for each in zip(samples.ids, texts, seeds, strict=True)]
 
-    def _result(self, ids: Sequence[int], canvas: _Canvas) -> dict[str, Any]:
+    def _result(self, ids: Sequence[int], masked_text: MaskedText, seed: int) -> dict[str, Any]:
         if self.lm.tokenizer is None:
-            return {"seed": canvas.seed, "text": self._decode(ids)}
+            return {"seed": seed, "text": self._decode(ids)}
         texts = token_texts(self.lm.tokenizer.decode, ids)
         starts, text = [0, *itertools.accumulate(map(len, texts))], "".join(texts)
-        places = [(starts[first], starts[first + length]) for first, length in canvas.holes]
+        places = [(starts[first], starts[first + length]) for first, length in masked_text.holes]
         spans = [{"start": start, "end": end, "text": text[start:end]} for start, end in places]
-        return {"seed": canvas.seed, "text": text, "spans": spans}
+        return {"seed": seed, "text": text, "spans": spans}
 
     def answer(self, line: Line, results: Sequence[Any]) -> dict[str, Any]:
         return {"results": [{"index": index, **result} for index, result in enumerate(results)]}

@@ -54,7 +54,7 @@ class NatsEstimator:
             and not (isinstance(self.objective, SteppedObjective) and not self.objective.carry_over)
         )
         """Whether the bound depends only on which tokens are masked, so that all maskings can be summed."""
-        self.device = _device_of(denoiser)
+        self.device = device_of(denoiser)
         self._baselines: dict[int, Tensor] = {}
 
     def draw(self, batch: Batch, generator: torch.Generator, u: Float64[Tensor, "B L"] | None = None) -> Draw:
@@ -189,7 +189,7 @@ def _low_variance_objective(denoiser: DenoiserLike, objective: Objective) -> Obj
     return replace(objective, exact_mask_counts=True)
 
 
-def _device_of(denoiser: DenoiserLike) -> torch.device:
+def device_of(denoiser: DenoiserLike) -> torch.device:
     inner = denoiser
     while isinstance(inner, DenoiserWrapper):
         inner = inner.denoiser

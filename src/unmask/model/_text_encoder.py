@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.tokenizers import BaseTokenizer
-from unmask.sampling.canvas import Template, encode_template
+from unmask.sampling.templates import EncodedTemplate, Template, encode_template
 from unmask.types import Vocab
 
 
@@ -43,18 +44,19 @@ class TextEncoder:
             raise ValueError(f"this model has no tokenizer: give token ids (as in '5 17 2'), not {text!r}")
         return self.encode([int(word) for word in text.split()])
 
-    def encode_template(self, template: Template | Tensor) -> list[int]:
-        """The ids of a template, with the mask id in its holes; ValueError unless it has one."""
+    def encode_template(self, template: Template | Tensor) -> EncodedTemplate:
+        """The ids of a template and the lengths of its holes; ValueError unless it has a hole."""
         if isinstance(template, list) and all(isinstance(piece, int) for piece in template):
             template = torch.tensor(self.encode(template))
         if not isinstance(template, Tensor):
             if isinstance(template, str) and self.tokenizer is not None and self.parse_special_tokens:
                 spelled = self.tokenizer.id_to_token(self.vocab.mask_id)
                 template = template.replace(spelled, "<mask>") if spelled else template  # as in [MASK]
-            return encode_template(template, self.encode, self.vocab.mask_id)
+            return encode_template(template, self.encode)
         if template.numel() != template.shape[-1]:
             raise ValueError(f"a template is one row of ids; got shape {list(template.shape)}")
         ids: list[int] = template.flatten().tolist()
         if self.vocab.mask_id not in ids:
             raise ValueError(f"the template has no hole: put the mask id {self.vocab.mask_id} where one is")
-        return ids
+        runs = [(is_hole, list(run)) for is_hole, run in itertools.groupby(ids, self.vocab.mask_id.__eq__)]
+        return EncodedTemplate(tuple(len(run) if is_hole else run for is_hole, run in runs))

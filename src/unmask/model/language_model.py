@@ -19,6 +19,7 @@ from unmask.diffusion.denoiser import DenoiserLike
 from unmask.distributed import Distributed
 from unmask.guidance import AllowedTokens, BothStrands, Guidance, GuidanceFn
 from unmask.hardware.memory import check_memory
+from unmask.likelihood.hole_lengths import DEFAULT_DRAWS, HoleLengths, hole_lengths
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model._seeds import sequence_seeds, validate_seed
@@ -28,9 +29,10 @@ from unmask.model.samples import Completions, Samples
 from unmask.objectives import Objective
 from unmask.sampling.base import Sampler
 from unmask.sampling.blockwise import Blockwise
-from unmask.sampling.canvas import Canvas, Template, blank_canvas, infill_canvas, prompt_canvas
+from unmask.sampling.canvas import Canvas, blank_canvas, infill_canvas, prompt_canvas
 from unmask.sampling.denoisers import CountingDenoiser, PaddedDenoiser
 from unmask.sampling.factory import resolve_sampler
+from unmask.sampling.templates import EncodedTemplate, MaskedText, Template
 from unmask.sampling.windows import HoleRange, WindowGuidanceFn, sample_ragged
 from unmask.types import Tokens, Vocab
 
@@ -160,21 +162,31 @@ class LanguageModel:
         """`n` versions of a template, or of each of several templates, with its holes filled.
 
         A template is text with `<mask:12>` for twelve masked tokens; or a list of pieces: texts, lists of ids, and
-        integers, the lengths of holes; or ids, as a tensor or list with the mask id in the holes. A list without
-        integers is a list of templates. These may differ in length and share network calls; the texts of the result
-        are in order, all versions of the first template first. Text i is drawn with seed + i, or with the i-th of
-        several seeds, and is the same as alone. With `Guidance(regex="[0-9]+")`, the text of each hole matches the
-        pattern.
+        integers, the lengths of holes; or ids, as a tensor or list with the mask id in the holes. `<mask:3..12>`, or
+        range(3, 13) as a piece, is a hole of 3 to 12 tokens, and `<mask:*>` one of 0 to 32: the length in each text is
+        drawn from `hole_lengths`.
+
+        A list without integers is a list of templates. These may differ in length and share network calls; the texts of
+        the result are in order, all versions of the first template first. Text i is drawn with seed + i, or with the
+        i-th of several seeds, and is the same as alone. With `Guidance(regex="[0-9]+")`, the text of each hole matches
+        the pattern.
         """
         many = isinstance(template, Sequence) and not isinstance(template, str)
-        if not many or any(isinstance(piece, int) for piece in template):
-            canvas = self.encode_template(cast("Template | Tensor", template), n)
-            return self.generate(canvas, sampler, seed, guidance=guidance)
-        templates = cast("Sequence[Template | Tensor]", template)
-        ids = [self._encoder.encode_template(each) for each in templates for _ in range(_validate_count(n))]
-        self.check_memory(len(ids), max(map(len, ids), default=0))
-        tokens, valid = infill_canvas(ids, self.vocab.mask_id)
-        return self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
+        if not many or any(isinstance(piece, int | range) for piece in template):
+            template = [cast("Template | Tensor", template)]
+        tokens, valid = self.infill_canvas(cast("Sequence[Template | Tensor]", template), n, seed)
+        return self.generate(tokens, sampler, seed, valid, guidance)
+
+    def infill_canvas(
+        self, templates: Sequence[Template | Tensor], n: int = 1, seed: int | Sequence[int] = 0
+    ) -> tuple[Tokens, Tensor | None]:
+        """The canvas that `infill` fills, `n` rows for each template, and which positions are text (None: all)."""
+        seeds = sequence_seeds(seed, _validate_count(n) * len(templates))
+        parts = [seeds[first : first + n] for first in range(0, len(seeds), n)]
+        texts = [text for each, part in zip(templates, parts, strict=True) for text in self.masked_texts(each, part)]
+        self.check_memory(len(texts), max((len(text.ids) for text in texts), default=0))
+        tokens, valid = infill_canvas([text.ids for text in texts], self.vocab.mask_id)
+        return tokens, None if bool(valid.all()) else valid
 
     def complete(
         self,
@@ -217,10 +229,33 @@ class LanguageModel:
         return self._encoder.encode(text)
 
     def encode_template(self, template: Template | Tensor, n: int = 1) -> Tokens:
-        """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes."""
-        ids = self._encoder.encode_template(template)
+        """The canvas [n, L] that `infill` fills: the template's ids, with masks in its holes, whose length is known."""
+        ids = self._encoder.encode_template(template).close(self.vocab.mask_id).ids
         self.check_memory(_validate_count(n), len(ids))
         return torch.tensor([ids] * n)
+
+    def masked_texts(self, template: Template | Tensor, seeds: Sequence[int] = (0,)) -> list[MaskedText]:
+        """The ids of a template, with masks in its holes, for each seed: it draws the lengths that are left open."""
+        encoded, mask_id = self._encoder.encode_template(template), self.vocab.mask_id
+        if not encoded.is_open:
+            return [encoded.close(mask_id)] * len(seeds)
+        posterior = self._hole_lengths(encoded)
+        return [encoded.close(mask_id, posterior.draw(seed)) for seed in seeds]
+
+    def hole_lengths(self, template: Template, *, draws: int = DEFAULT_DRAWS, seed: int = 0) -> HoleLengths:
+        """How probable each length of the holes is whose length the template leaves open, as in `<mask:3..12>`.
+
+        P(n | text) is proportional to the probability of the given text around a hole of n tokens, whatever these
+        are, estimated from `draws` maskings of it.
+        """
+        encoded = self._encoder.encode_template(template)
+        if not encoded.is_open:
+            raise ValueError("every hole of this template has a length; leave one open, as in <mask:3..12>")
+        return self._hole_lengths(encoded, draws, seed)
+
+    def _hole_lengths(self, template: EncodedTemplate, draws: int = DEFAULT_DRAWS, seed: int = 0) -> HoleLengths:
+        with self.inference_mode():
+            return hole_lengths(self.predictor, template.pieces, draws, seed)
 
     @property
     def uses_right_context(self) -> bool:

@@ -1,11 +1,9 @@
-"""Text with holes as a canvas of tokens: visible tokens are fixed, masked ones are to be generated."""
+"""Texts with holes as a canvas of tokens: visible tokens are fixed, masked ones are to be generated."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,14 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.types import Tokens
-
-HOLE_PATTERN = re.compile(r"<mask(?::(\d+))?>")
-_MAX_HOLE_TOKENS = 1_000_000
-
-_TemplatePart: TypeAlias = str | int | list[int]
-"""A piece of a template: text, the length of a hole, or fixed ids."""
-Template: TypeAlias = str | Sequence[_TemplatePart]
-"""Text with `<mask:12>` for twelve masked tokens (`<mask>` for one), or a list of pieces."""
 
 
 @dataclass(frozen=True)
@@ -49,44 +39,6 @@ class Canvas:
             return self.masked.copy()
         masked: NDArray[np.bool_] = (self.tokens == mask_id).cpu().numpy()
         return masked
-
-
-def parse_template(template: Template) -> list[_TemplatePart]:
-    """The pieces of a template: texts, ids and lengths of holes; ValueError unless there is a hole."""
-    if isinstance(template, str):
-        parts = HOLE_PATTERN.split(template)
-        holes = [_hole_length(length) for length in parts[1::2]]
-        pieces: list[_TemplatePart] = [parts[0]]
-        for hole, text in zip(holes, parts[2::2], strict=True):
-            pieces += [hole, text]
-    else:
-        pieces = list(template)
-    lengths = [piece for piece in pieces if isinstance(piece, int)]
-    if not lengths:
-        raise ValueError(
-            f"the template {_abbreviate(template)} has no hole; mark one as <mask:12> (12 tokens) or <mask>"
-        )
-    for length in lengths:
-        if not 1 <= length <= _MAX_HOLE_TOKENS:
-            raise ValueError(
-                f"a hole must have 1 to {_MAX_HOLE_TOKENS:,} tokens; {_abbreviate(template)} has one of {length:,}"
-            )
-    if (hidden := sum(lengths)) > _MAX_HOLE_TOKENS:
-        raise ValueError(f"holes have at most {_MAX_HOLE_TOKENS:,} tokens together; these have {hidden:,}")
-    return pieces
-
-
-def _hole_length(digits: str | None) -> int:
-    """The length of a hole; digits that are too many to parse give a length that is too large."""
-    return 1 if digits is None else int(digits) if len(digits) <= 20 else 10**20
-
-
-def encode_template(template: Template, encode: Callable[[str | list[int]], list[int]], mask_id: int) -> list[int]:
-    """The ids of a template, with the mask id in its holes."""
-    ids: list[int] = []
-    for piece in parse_template(template):
-        ids += [mask_id] * piece if isinstance(piece, int) else encode(piece)
-    return ids
 
 
 def blank_canvas(n: int, length: int, mask_id: int, prompt: Sequence[int] = ()) -> Tokens:
@@ -144,8 +96,3 @@ def infill_canvas(templates: Sequence[Sequence[int]], mask_id: int) -> tuple[Tok
 def _pad_id(mask_id: int) -> int:
     """Any token but the mask, which would be filled."""
     return 0 if mask_id else 1
-
-
-def _abbreviate(template: Template) -> str:
-    text = repr(template)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,27 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask.data.tokenizers import REPLACEMENT_CHAR, BaseTokenizer, token_texts
-from unmask.sampling.canvas import Template, encode_template, parse_template
+from unmask.sampling.templates import MaskedText as MaskedText
+from unmask.sampling.templates import Template, encode_template
 from unmask.serve._jobs import GeneratedSequence, TokenEvent
 from unmask.serve._schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
-
-
-@dataclass(frozen=True)
-class MaskedText:
-    """Ids with the mask in their holes; `holes` are (first position, length)."""
-
-    ids: list[int]
-    holes: list[tuple[int, int]]
-
-    @property
-    def num_masked(self) -> int:
-        """Tokens to generate."""
-        return sum(length for _, length in self.holes)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that are given."""
-        return len(self.ids) - self.num_masked
 
 
 @dataclass(frozen=True)
@@ -40,12 +23,7 @@ class TextCodec:
 
     def encode_template(self, template: Template) -> MaskedText:
         """The ids of a template; neighbouring holes stay apart."""
-        parts = parse_template(template)
-        ids = encode_template(parts, self._encode, self.mask_id)
-        masked = [position for position, id_ in enumerate(ids) if id_ == self.mask_id]
-        lengths = [part for part in parts if isinstance(part, int)]
-        first_masks = itertools.accumulate(lengths, initial=0)
-        return MaskedText(ids, [(masked[i], length) for i, length in zip(first_masks, lengths, strict=False)])
+        return encode_template(template, self._encode).close(self.mask_id)
 
     def _encode(self, part: str | list[int]) -> list[int]:
         return self.tokenizer.encode(part) if isinstance(part, str) else self.validate_ids(part)
