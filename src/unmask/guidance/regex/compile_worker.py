@@ -1,6 +1,6 @@
-"""A worker process that compiles patterns for a server: it can be killed at any time, and does not hold its GIL.
+"""A worker process that compiles structures for a server: it can be killed at any time, and does not hold its GIL.
 
-It reads a tokenizer as JSON from a pipe, then patterns, and answers each with an automaton or an error message.
+It reads a tokenizer as JSON from a pipe, then structures, and answers each with an automaton or an error message.
 Every message is a pickle, preceded by its length.
 """
 
@@ -45,7 +45,7 @@ def main(requests: BinaryIO, responses: BinaryIO) -> None:
         except ValueError as error:
             answer = str(error)
         except MemoryError:
-            answer = f"the pattern {message[:60]!r} takes too much memory; use fewer or smaller repeats"
+            answer = f"{message.subject} takes too much memory; use fewer or smaller repeats"
         responses.write(encode_message(answer))
         responses.flush()
 
