@@ -19,7 +19,7 @@ from torch import Tensor
 
 import oracle
 from oracle import LINEAR, MASK, chi_square_p_value, random_table
-from tiny_models import tiny_denoiser
+from tiny_models import tiny_denoiser, words_of
 from unmask import MDLM, Tokenizer
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
@@ -87,12 +87,6 @@ def wordpiece(cleanup: bool = True) -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece(cleanup=cleanup)
     inner.add_special_tokens(["[SEP]", "[UNK]"])
-    return Tokenizer(inner)
-
-
-def words_of(vocab: list[str], decoder: Any) -> Tokenizer:
-    inner = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocab)}, unk_token=vocab[0]))
-    inner.decoder = decoder
     return Tokenizer(inner)
 
 

@@ -131,9 +131,9 @@ def infill(
       unmask infill runs/demo --input - < templates.jsonl
       torchrun --nproc_per_node 2 -m unmask infill runs/demo --input templates.jsonl --output both.jsonl
 
-    A line of --input is {"template": "x = <mask:3>"}, with n, seed, temperature, regex, response_format, grammar, sampler
-    or steps of its own if it has any. Line i without a seed begins at seed + (i - 1) n. A line that is wrong is told, answered by an error,
-    and does not stop the others; the exit code is 4 then.
+    A line of --input is {"template": "x = <mask:3>"}, with n, seed, temperature, regex, response_format, grammar,
+    sampler or steps of its own if it has any. Line i without a seed begins at seed + (i - 1) n. A line that is wrong is
+    told, answered by an error, and does not stop the others; the exit code is 4 then.
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.

@@ -118,14 +118,9 @@ class _Builder:
                 self.nfa.edges[start].append((low, high, end))
                 return end
             case Concat(parts):
-                for index, part in enumerate(parts):
-                    start = self.add(part, start, scope.part(index == 0, index == len(parts) - 1))
-                return start
+                return self._add_concat(parts, start, scope)
             case Alternation(options):
-                end = self.nfa.add_state()
-                for option in options:
-                    self.nfa.epsilon[self.add(option, self.nfa.add_epsilon_successor(start), scope)].append(end)
-                return end
+                return self._add_alternation(options, start, scope)
             case Repeat(part, least, most):
                 return self._add_repeat(part, least, most, start, scope.part(False, False))
             case Joined():
@@ -134,6 +129,17 @@ class _Builder:
                 return self._add_dfa(product(self.build(left), self.build(right), excludes, self.budget), start)
             case Reference(rule):
                 return self._add_rule(rule, start, scope)
+
+    def _add_concat(self, parts: tuple[Node, ...], start: int, scope: _Scope) -> int:
+        for index, part in enumerate(parts):
+            start = self.add(part, start, scope.part(index == 0, index == len(parts) - 1))
+        return start
+
+    def _add_alternation(self, options: tuple[Node, ...], start: int, scope: _Scope) -> int:
+        end = self.nfa.add_state()
+        for option in options:
+            self.nfa.epsilon[self.add(option, self.nfa.add_epsilon_successor(start), scope)].append(end)
+        return end
 
     def _add_repeat(self, part: Node, min_count: int, max_count: int | None, start: int, scope: _Scope) -> int:
         for _ in range(min_count):

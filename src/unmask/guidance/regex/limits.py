@@ -25,8 +25,10 @@ class WorkBudget:
     `subject` is what the message calls the expression.
     """
 
-    def __init__(self, subject: str, max_work: int) -> None:
-        self.subject, self.remaining = subject, max_work
+    def __init__(
+        self, subject: str, max_work: int, advice: str = "use fewer or smaller repeats, or shorter holes"
+    ) -> None:
+        self.subject, self.remaining, self.advice = subject, max_work, advice
 
     def spend(self, amount: int) -> None:
         """Count work that is about to be done."""
@@ -36,9 +38,7 @@ class WorkBudget:
 
     def limit_error(self) -> ValueError:
         """The error of an expression that exceeds its budget."""
-        return ValueError(
-            f"{self.subject} takes too much time or memory; use fewer or smaller repeats, or shorter holes"
-        )
+        return ValueError(f"{self.subject} takes too much time or memory; {self.advice}")
 
 
 class LRUCache(Generic[_T]):

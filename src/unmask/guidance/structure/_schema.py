@@ -150,25 +150,28 @@ class _Compiler:
 
     def _options(self, word: str, schema: Mapping[str, Any], place: str) -> Node:
         base = {name: value for name, value in schema.items() if name != word}
-        options = [
-            self._plain({"allOf": [base, option]} if base else {"allOf": [option]}, f"{place}/{word}/{index}")
-            for index, option in enumerate(_schemas(schema, word, place))
-        ]
-        if word == "oneOf":
-            known = [option for option in options if isinstance(option, Mapping)]
-            if len(known) < len(options) or not self._are_disjoint(known, place):
-                raise ValueError(
-                    f"the options of oneOf at {place} may share values, as far as can be told from their types,"
-                    " constants and required members; use anyOf"
-                )
-        return Alternation(tuple(self.node(option, f"{place}/{word}") for option in options))
+        options = _schemas(schema, word, place)
+        if word == "oneOf" and not self._are_disjoint(options, place):
+            raise ValueError(
+                f"the options of oneOf at {place} may share values, as far as can be told from their types,"
+                " constants and required members; use anyOf"
+            )
+        joined = [{"allOf": [base, option]} for option in options] if base else options
+        return Alternation(tuple(self.node(each, f"{place}/{word}/{index}") for index, each in enumerate(joined)))
 
-    def _are_disjoint(self, options: list[Mapping[str, Any]], place: str) -> bool:
+    def _are_disjoint(self, options: list[Any], place: str) -> bool:
         def plain(schema: Schema) -> Schema:
+            self.budget.spend(1)
+            if not isinstance(schema, bool):
+                _check_schema(schema, place)
             return self._plain(schema, place)
 
-        pairs = ((one, other) for index, one in enumerate(options) for other in options[:index])
-        return all(are_disjoint(one, other, plain) for one, other in pairs)
+        known = [plain(option) for option in options]
+        pairs = ((one, other) for index, one in enumerate(known) for other in known[:index])
+        return all(
+            isinstance(one, Mapping) and isinstance(other, Mapping) and are_disjoint(one, other, plain)
+            for one, other in pairs
+        )
 
     def _null(self, schema: Mapping[str, Any], place: str) -> Node:
         return text.constant(None)
