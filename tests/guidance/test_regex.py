@@ -28,7 +28,7 @@ from unmask.guidance.regex._byte_dfa import ByteDFA, byte_dfa
 from unmask.guidance.regex._token_bytes import token_bytes
 from unmask.guidance.regex.constraint import RegexConstraint
 from unmask.guidance.regex.limits import LRUCache
-from unmask.guidance.regex.token_dfa import token_dfa
+from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.guidance.structure.structure import Structure
 from unmask.objectives import SEDD, BlockDiffusion
 from unmask.sampling import (
@@ -458,7 +458,7 @@ def test_the_end_of_a_document_is_no_text() -> None:
     separator = bpe().eos_id
     assert separator is not None
     assert token_bytes(bpe()).inside[separator] is None
-    assert token_dfa(Structure.regex(".*"), bpe()).token_classes[separator] == 0
+    assert TokenDFA.compile(Structure.regex(".*"), bpe()).token_classes[separator] == 0
 
 
 atoms = st.sampled_from(

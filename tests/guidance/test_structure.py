@@ -24,9 +24,9 @@ from tiny_models import tiny_denoiser, words_of
 from unmask import MDLM, Guidance, LanguageModel, Tokenizer
 from unmask.guidance import Structure
 from unmask.guidance.regex._byte_dfa import ByteDFA, byte_dfa
+from unmask.guidance.regex._expression import MAX_DEPTH
 from unmask.guidance.regex.constraint import RegexConstraint
-from unmask.guidance.regex.expression import MAX_DEPTH
-from unmask.guidance.regex.token_dfa import token_dfa
+from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.sampling import Ancestral, Confidence, FirstHitting, RandomOrder, Sampler
 
 LENGTH = 72
@@ -381,4 +381,6 @@ def test_a_completion_may_end_before_its_last_token() -> None:
     tokens = torch.tensor([oracle.ALL_MASKED] * 256)
     seen = oracle.sample_counts(Ancestral(1), RegexConstraint(table, tokens, structure, tokenizer, True), 2560, 256)
     assert chi_square_p_value(seen, law) > REJECT
-    assert token_dfa(structure, tokenizer).with_ends((2,)) is token_dfa(structure, tokenizer).with_ends((2,))
+    assert TokenDFA.compile(structure, tokenizer).with_ends((2,)) is TokenDFA.compile(structure, tokenizer).with_ends(
+        (2,)
+    )

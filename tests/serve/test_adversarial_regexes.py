@@ -16,7 +16,7 @@ from engine_harness import PendingTasks, canvas_ids, running_engine
 from live_server import LiveServer, language_model, live_server, wait_until
 from unmask import Guidance
 from unmask.guidance.regex.limits import cooperative_yield
-from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, token_dfa
+from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
 from unmask.guidance.structure.structure import Structure
 from unmask.sampling.factory import make_sampler
 from unmask.serve._engine import DeadlineError
@@ -93,7 +93,7 @@ def test_a_pattern_is_worked_out_once_elsewhere_and_not_beyond_its_deadline() ->
     asyncio.run(ask())
     found = TOKEN_DFA_CACHE.get((Structure.regex("(ab|c)+d"), tokenizer))
     TOKEN_DFA_CACHE.__init__(TOKEN_DFA_CACHE.max_bytes)  # type: ignore[misc]
-    own = token_dfa(Structure.regex("(ab|c)+d"), tokenizer)
+    own = TokenDFA.compile(Structure.regex("(ab|c)+d"), tokenizer)
     assert found is not None
     assert (found.transitions == own.transitions).all()
 

@@ -17,7 +17,7 @@ from unmask.cli._score import top_tokens
 from unmask.config import from_json, lookup
 from unmask.data.tokenizers import token_texts
 from unmask.guidance import Guidance
-from unmask.guidance.structure.structure import Structure, response_schema
+from unmask.guidance.structure.structure import Structure
 from unmask.likelihood.requests import ScoreConfig, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
@@ -99,7 +99,7 @@ def _schema_text(response_format: Any) -> str | None:
     """The schema of a response format as JSON; None for any text."""
     if not isinstance(response_format, dict):
         raise ValueError('response_format must be an object, as in {"type": "json_object"}')
-    schema = response_schema(response_format)
+    schema = Structure.schema_of_response(response_format)
     return None if schema is None else Structure.json_schema(schema).source
 
 

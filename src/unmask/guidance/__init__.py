@@ -59,9 +59,9 @@ class Guidance:
 
     def __post_init__(self, schema: Mapping[str, Any] | bool | str | None, grammar: str | None) -> None:
         if schema is not None or grammar is not None:
-            from unmask.guidance.structure.structure import choose_structure
+            from unmask.guidance.structure.structure import Structure
 
-            object.__setattr__(self, "regex", choose_structure(self.regex, schema, grammar))
+            object.__setattr__(self, "regex", Structure.choose(self.regex, schema, grammar))
         if not 0 <= self.cfg_scale < float("inf"):
             raise ValueError(f"the scale of guidance must be 0 (none) or above; got {self.cfg_scale}")
 

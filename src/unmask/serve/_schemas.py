@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from unmask.guidance.structure.structure import Structure, choose_structure, response_schema
+from unmask.guidance.structure.structure import Structure
 from unmask.sampling.blockwise import CACHE_POLICIES
 from unmask.serve._compat import field_error, normalize_fields
 
@@ -115,13 +115,13 @@ class GenerationRequest(_StrictRequest):
     @property
     def structure(self) -> Structure | tuple[Structure | None, ...] | None:
         """What the text of each hole must match, or that of one after the other."""
-        schema = None if self.response_format is None else response_schema(self.response_format)
+        schema = None if self.response_format is None else Structure.schema_of_response(self.response_format)
         regex: Structure | tuple[Structure | None, ...] | None = None
         if isinstance(self.regex, list):
             regex = tuple(None if pattern is None else Structure.regex(pattern) for pattern in self.regex)
         elif self.regex:
             regex = Structure.regex(self.regex)
-        return choose_structure(regex, schema, self.grammar)
+        return Structure.choose(regex, schema, self.grammar)
 
     @model_validator(mode="after")
     def _check_structure(self) -> Self:

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unmask.guidance.regex._determinize import DEAD_STATE, START_STATE, ByteDFA, determinize, minimize, product
-from unmask.guidance.regex._nfa import MAX_WORK, NFA
-from unmask.guidance.regex._utf8 import utf8_dfa
-from unmask.guidance.regex.expression import (
+from unmask.guidance.regex._expression import (
     MAX_DEPTH,
     Alternation,
     ByteRange,
@@ -27,6 +25,8 @@ from unmask.guidance.regex.expression import (
     Reference,
     Repeat,
 )
+from unmask.guidance.regex._nfa import MAX_WORK, NFA
+from unmask.guidance.regex._utf8 import utf8_dfa
 from unmask.guidance.regex.limits import WorkBudget
 
 __all__ = ["DEAD_STATE", "START_STATE", "ByteDFA", "byte_dfa"]

@@ -33,7 +33,7 @@ from unmask.guidance.regex._backward_messages import (
     transition_plan,
 )
 from unmask.guidance.regex.limits import WorkBudget, cooperative_yield
-from unmask.guidance.regex.token_dfa import IntArray, TokenDFA, token_dfa
+from unmask.guidance.regex.token_dfa import IntArray, TokenDFA
 from unmask.guidance.structure.structure import Structure
 from unmask.types import LogX, NonFiniteError, Positions, RowFn, Times, Tokens
 
@@ -333,7 +333,7 @@ def _find_holes(
 
 def _compiled(wanted: Regex, tokenizer: BaseTokenizer, end_ids: tuple[int, ...]) -> TokenDFA:
     structure = Structure.regex(wanted) if isinstance(wanted, str) else wanted
-    dfa = structure if isinstance(structure, TokenDFA) else token_dfa(structure, tokenizer)
+    dfa = structure if isinstance(structure, TokenDFA) else TokenDFA.compile(structure, tokenizer)
     return dfa.with_ends(end_ids) if end_ids else dfa
 
 

@@ -53,6 +53,13 @@ class TokenDFA:
     text_start_state: int
     """The start state of a hole at the beginning of a text."""
 
+    @classmethod
+    def compile(cls, structure: Structure, tokenizer: BaseTokenizer) -> TokenDFA:
+        """The automaton of a structure over a tokenizer's tokens, from the cache if it is there."""
+        return TOKEN_DFA_CACHE.get_or_build(
+            (structure, tokenizer), lambda: _build_token_dfa(structure, tokenizer), lambda dfa: dfa.num_bytes
+        )
+
     @property
     def num_bytes(self) -> int:
         """The size of the arrays in bytes."""
@@ -104,13 +111,6 @@ class TokenDFA:
             if (here & self.accepting).any():
                 found.append(length)
         return found, True
-
-
-def token_dfa(structure: Structure, tokenizer: BaseTokenizer) -> TokenDFA:
-    """The automaton of a structure over a tokenizer's tokens, from the cache if it is there."""
-    return TOKEN_DFA_CACHE.get_or_build(
-        (structure, tokenizer), lambda: _build_token_dfa(structure, tokenizer), lambda dfa: dfa.num_bytes
-    )
 
 
 def _build_token_dfa(structure: Structure, tokenizer: BaseTokenizer) -> TokenDFA:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from unmask.config import suggest
-from unmask.guidance.regex.expression import (
+from unmask.guidance.regex._expression import (
     Alternation,
     CharClass,
     Concat,

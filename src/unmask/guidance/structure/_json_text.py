@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from unmask.guidance.regex.expression import (
+from unmask.guidance.regex._expression import (
     Alternation,
     ByteRange,
     CharClass,
@@ -23,7 +23,7 @@ from unmask.guidance.regex.expression import (
     literal,
     optional,
 )
-from unmask.guidance.regex.parser import parse
+from unmask.guidance.regex._parser import parse
 
 _ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _PLAIN = r'[^"\\\x00-\x1f]'

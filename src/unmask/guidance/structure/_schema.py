@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from unmask.config import suggest
-from unmask.guidance.regex.expression import (
+from unmask.guidance.regex._expression import (
     Alternation,
     Concat,
     Node,
@@ -23,8 +23,8 @@ from unmask.guidance.regex.expression import (
     literal,
     optional,
 )
+from unmask.guidance.regex._parser import parse_search
 from unmask.guidance.regex.limits import WorkBudget
-from unmask.guidance.regex.parser import parse_search
 from unmask.guidance.structure import _json_text as text
 from unmask.guidance.structure._schema_merge import (
     ANNOTATIONS,

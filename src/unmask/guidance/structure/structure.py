@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from unmask.config import suggest
-from unmask.guidance.regex.expression import Expression
-from unmask.guidance.regex.parser import parse
+from unmask.guidance.regex._expression import Expression
+from unmask.guidance.regex._parser import parse
 from unmask.guidance.structure._gbnf import parse_grammar
 from unmask.guidance.structure._schema import schema_expression
 
 _MAX_SHOWN = 60
 _MAX_SOURCE = 1 << 16
 """Characters of a schema or grammar."""
+_Wanted = TypeVar("_Wanted")
 _NAMES = {"regex": "the pattern", "json_schema": "the JSON schema", "grammar": "the grammar"}
 
 
@@ -43,14 +44,55 @@ class Structure:
         if isinstance(schema, str):
             return cls("json_schema", schema)
         try:
-            return cls("json_schema", json.dumps(schema, separators=(",", ":"), ensure_ascii=False))
+            source = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the JSON schema cannot be written as JSON: {error}") from None
+        return cls("json_schema", source)
 
     @classmethod
     def grammar(cls, text: str) -> Structure:
         """Texts of a context-free grammar, from its rule `root` on."""
         return cls("grammar", text)
+
+    @classmethod
+    def choose(
+        cls,
+        regex: _Wanted | None = None,
+        schema: Mapping[str, Any] | bool | str | None = None,
+        grammar: str | None = None,
+    ) -> _Wanted | Structure | None:
+        """The one of these that is given; ValueError if there are two."""
+        if sum(each is not None for each in (regex, schema, grammar)) > 1:
+            raise ValueError("a text can have one of regex, a JSON schema and a grammar; give one of them")
+        if schema is not None:
+            return cls.json_schema(schema)
+        return regex if grammar is None else cls.grammar(grammar)
+
+    @staticmethod
+    def schema_of_response(response_format: Mapping[str, Any]) -> Mapping[str, Any] | bool | None:
+        """The schema that a request asks for, as OpenAI's clients say it; None for any text.
+
+        `{"type": "json_object"}` is any object, unless it has a `schema`, as llama.cpp's clients send it.
+        """
+        kind = response_format.get("type")
+        if kind == "text":
+            return None
+        known = {"json_object": ("type", "schema"), "json_schema": ("type", "json_schema")}
+        if not isinstance(kind, str) or kind not in known:
+            raise ValueError(f"the type of response_format must be text, json_object or json_schema; got {kind!r}")
+        for name in response_format:
+            if name not in known[kind]:
+                raise ValueError(f"response_format of type {kind} has no field {name!r}{suggest(name, known[kind])}")
+        if kind == "json_object":
+            schema = response_format.get("schema", {"type": "object", "additionalProperties": True})
+        else:
+            described = response_format.get("json_schema")
+            schema = described.get("schema") if isinstance(described, Mapping) else None
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError(
+                'response_format must have a schema, as in {"type": "json_schema", "json_schema": {"schema": {}}}'
+            )
+        return schema
 
     @property
     def name(self) -> str:
@@ -69,43 +111,3 @@ class Structure:
             return Expression(self.subject, parse(self.source))
         root, rules = (schema_expression if self.kind == "json_schema" else parse_grammar)(self.source)
         return Expression(self.subject, root, rules)
-
-
-_Wanted = TypeVar("_Wanted")
-
-
-def choose_structure(
-    regex: _Wanted | None = None, schema: Mapping[str, Any] | bool | str | None = None, grammar: str | None = None
-) -> _Wanted | Structure | None:
-    """The one of these that is given; ValueError if there are two."""
-    if sum(each is not None for each in (regex, schema, grammar)) > 1:
-        raise ValueError("a text can have one of regex, a JSON schema and a grammar; give one of them")
-    if schema is not None:
-        return Structure.json_schema(schema)
-    return regex if grammar is None else Structure.grammar(grammar)
-
-
-def response_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | bool | None:
-    """The schema that a request asks for, as OpenAI's clients say it; None for any text.
-
-    `{"type": "json_object"}` is any object, unless it has a `schema`, as llama.cpp's clients send it.
-    """
-    kind = response_format.get("type")
-    if kind == "text":
-        return None
-    known = {"json_object": ("type", "schema"), "json_schema": ("type", "json_schema")}
-    if not isinstance(kind, str) or kind not in known:
-        raise ValueError(f"the type of response_format must be text, json_object or json_schema; got {kind!r}")
-    for name in response_format:
-        if name not in known[kind]:
-            raise ValueError(f"response_format of type {kind} has no field {name!r}{suggest(name, known[kind])}")
-    if kind == "json_object":
-        schema = response_format.get("schema", {"type": "object", "additionalProperties": True})
-    else:
-        described = response_format.get("json_schema")
-        schema = described.get("schema") if isinstance(described, Mapping) else None
-    if not isinstance(schema, Mapping | bool):
-        raise ValueError(
-            'response_format must have a schema, as in {"type": "json_schema", "json_schema": {"schema": {}}}'
-        )
-    return schema

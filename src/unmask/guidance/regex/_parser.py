@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable
 
-from unmask.guidance.regex.expression import Alternation, CharClass, Concat, Node, Repeat
+from unmask.guidance.regex._expression import Alternation, CharClass, Concat, Node, Repeat
 
 _ATOM = re.compile(
     r"""
