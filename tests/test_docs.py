@@ -64,6 +64,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "templates.jsonl").write_text("".join(json.dumps(template) + "\n" for template in templates))
     prompts = [{"prompt": pair["prompt"]} for pair in pairs[:4]]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    (folder / "point.json").write_text('{"properties": {"x": {"type": "integer"}}, "required": ["x"]}')
+    (folder / "sums.gbnf").write_text('root ::= root "+" root | [0-9]+')
     renamed = [{"question": pair["prompt"], "reply": pair["completion"]} for pair in pairs]
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import tokenizers
 import torch
+from tokenizers import models
 
-from unmask import DiTConfig, ModelConfig, TimeConditioning, Vocab, objectives
+from unmask import DiTConfig, ModelConfig, TimeConditioning, Tokenizer, Vocab, objectives
 from unmask.diffusion.process import PerTokenMasking
 from unmask.model import Denoiser
 from unmask.objectives import NextToken, Objective
@@ -28,6 +31,13 @@ from unmask.sampling.remdm import Cap, Conf, Loop
 
 OBJECTIVES: list[type[Objective]] = list(objectives.OBJECTIVES.values())
 LENGTH = 12
+
+
+def words_of(vocab: list[str], decoder: Any) -> Tokenizer:
+    """A tokenizer of these words."""
+    inner = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocab)}, unk_token=vocab[0]))
+    inner.decoder = decoder
+    return Tokenizer(inner)
 
 
 @cache

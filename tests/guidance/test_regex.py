@@ -19,16 +19,17 @@ from torch import Tensor
 
 import oracle
 from oracle import LINEAR, MASK, chi_square_p_value, random_table
-from tiny_models import tiny_denoiser
+from tiny_models import tiny_denoiser, words_of
 from unmask import MDLM, Tokenizer
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.guidance.allowed_tokens import AllowedTokens
-from unmask.guidance.regex._byte_dfa import byte_dfa
+from unmask.guidance.regex._byte_dfa import ByteDFA, byte_dfa
 from unmask.guidance.regex._token_bytes import token_bytes
 from unmask.guidance.regex.constraint import RegexConstraint
 from unmask.guidance.regex.limits import LRUCache
-from unmask.guidance.regex.token_dfa import token_dfa
+from unmask.guidance.regex.token_dfa import TokenDFA
+from unmask.guidance.structure.structure import Structure
 from unmask.objectives import SEDD, BlockDiffusion
 from unmask.sampling import (
     Ancestral,
@@ -86,12 +87,6 @@ def wordpiece(cleanup: bool = True) -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece(cleanup=cleanup)
     inner.add_special_tokens(["[SEP]", "[UNK]"])
-    return Tokenizer(inner)
-
-
-def words_of(vocab: list[str], decoder: Any) -> Tokenizer:
-    inner = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocab)}, unk_token=vocab[0]))
-    inner.decoder = decoder
     return Tokenizer(inner)
 
 
@@ -227,6 +222,10 @@ WORLDS = ["a*b+", "(ab|ba)*b?", "a?ba.*", "[^b].*a|ab+"]
 REJECT = 1e-3
 
 
+def regex_dfa(pattern: str) -> ByteDFA:
+    return byte_dfa(Structure.regex(pattern).expression())
+
+
 def text_of(state: oracle.State) -> str:
     return "".join(["a", "ab", "b"][token] for token in state)
 
@@ -359,7 +358,7 @@ def test_what_is_allowed_and_what_matches_must_go_together() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("[0-9]{5}", "a hole of 4 tokens cannot match '[0-9]{5}', which needs at least 5 tokens"),
+        ("[0-9]{5}", "a hole of 4 tokens cannot match the pattern '[0-9]{5}', which needs at least 5 tokens"),
         ("[0-9]{2}", "the nearest length that can match is 2"),
         ("[x-z]+", "no sequence of the tokenizer's tokens matches the pattern '[x-z]+'"),
         ("(", "is not a regular expression"),
@@ -377,10 +376,10 @@ def test_refused_before_anything_is_drawn(pattern: str | list[str], message: str
 
 
 def test_a_pattern_that_needs_too_large_an_automaton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.guidance.regex._byte_dfa._MAX_STATES", 100)
+    monkeypatch.setattr("unmask.guidance.regex._nfa.MAX_STATES", 100)
     for pattern in (".*a.{20}b", "(a{99}){99}"):
         with pytest.raises(ValueError, match="needs an automaton of more than 100 states"):
-            byte_dfa(pattern)
+            regex_dfa(pattern)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +458,7 @@ def test_the_end_of_a_document_is_no_text() -> None:
     separator = bpe().eos_id
     assert separator is not None
     assert token_bytes(bpe()).inside[separator] is None
-    assert token_dfa(".*", bpe()).token_classes[separator] == 0
+    assert TokenDFA.compile(Structure.regex(".*"), bpe()).token_classes[separator] == 0
 
 
 atoms = st.sampled_from(
@@ -480,7 +479,7 @@ patterns = st.recursive(
 
 @given(patterns, st.lists(st.text("ab-1é日 .]\n", max_size=6), max_size=8))
 def test_an_automaton_accepts_what_the_library_matches(pattern: str, texts: list[str]) -> None:
-    automaton = byte_dfa(pattern)
+    automaton = regex_dfa(pattern)
     for text in ["", "a", "é", "aé", *texts]:
         state = 1
         for byte in text.encode():
@@ -489,9 +488,9 @@ def test_an_automaton_accepts_what_the_library_matches(pattern: str, texts: list
 
 
 def test_an_automaton_is_small_and_knows_no_broken_text() -> None:
-    assert len(byte_dfa("(a|b)*abb").transitions) == 5
-    assert len(byte_dfa("(aa|ab|ba|bb)*").transitions) == len(byte_dfa("([ab][ab])*").transitions) == 3
-    everything = byte_dfa("(.|\n)*")
+    assert len(regex_dfa("(a|b)*abb").transitions) == 5
+    assert len(regex_dfa("(aa|ab|ba|bb)*").transitions) == len(regex_dfa("([ab][ab])*").transitions) == 3
+    everything = regex_dfa("(.|\n)*")
     for broken in (b"\xff", b"\xc0\x80", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe6\x97"):
         state = 1
         for byte in broken:

@@ -16,11 +16,12 @@ from engine_harness import PendingTasks, canvas_ids, running_engine
 from live_server import LiveServer, language_model, live_server, wait_until
 from unmask import Guidance
 from unmask.guidance.regex.limits import cooperative_yield
-from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, token_dfa
+from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
+from unmask.guidance.structure.structure import Structure
 from unmask.sampling.factory import make_sampler
 from unmask.serve._engine import DeadlineError
 from unmask.serve._jobs import GeneratedSequence, generation_job
-from unmask.serve._regex_compiler import RegexCompiler
+from unmask.serve._structure_compiler import StructureCompiler
 
 SECONDS = 30
 
@@ -74,25 +75,25 @@ def test_a_pattern_is_worked_out_once_elsewhere_and_not_beyond_its_deadline() ->
     assert tokenizer is not None
 
     async def ask() -> None:
-        compiler = RegexCompiler(tokenizer)
+        compiler = StructureCompiler(tokenizer)
         in_time = time.monotonic() + 60
-        found = await compiler.compile("(ab|c)+d", in_time)
+        found = await compiler.compile(Structure.regex("(ab|c)+d"), in_time)
         process = compiler._process
         assert process is not None
-        assert await compiler.compile("(ab|c)+d", 0.0) is found  # no work, no time
+        assert await compiler.compile(Structure.regex("(ab|c)+d"), 0.0) is found  # no work, no time
         with pytest.raises(ValueError, match="not a regular expression"):
-            await compiler.compile("(", in_time)
+            await compiler.compile(Structure.regex("("), in_time)
         assert compiler._process is process
         with pytest.raises(DeadlineError):  # a hundredth of what it takes
-            await compiler.compile("((a|b|c)?d){40}e", time.monotonic() + 1e-3)
+            await compiler.compile(Structure.regex("((a|b|c)?d){40}e"), time.monotonic() + 1e-3)
         await process.wait()  # it was ended, and the next one is asked of another
-        assert (await compiler.compile("(ab|c)+f", in_time)).pattern == "(ab|c)+f"
+        assert (await compiler.compile(Structure.regex("(ab|c)+f"), in_time)).subject == "the pattern '(ab|c)+f'"
         await compiler.close()
 
     asyncio.run(ask())
-    found = TOKEN_DFA_CACHE.get(("(ab|c)+d", tokenizer))
+    found = TOKEN_DFA_CACHE.get((Structure.regex("(ab|c)+d"), tokenizer))
     TOKEN_DFA_CACHE.__init__(TOKEN_DFA_CACHE.max_bytes)  # type: ignore[misc]
-    own = token_dfa("(ab|c)+d", tokenizer)
+    own = TokenDFA.compile(Structure.regex("(ab|c)+d"), tokenizer)
     assert found is not None
     assert (found.transitions == own.transitions).all()
 

@@ -86,8 +86,8 @@ def complete(
       unmask complete GSAI-ML/LLaDA-8B-Base "The capital of" --block-size 32 --steps 32 --cache prefix
       unmask complete runs/demo --input prompts.jsonl --output completions.jsonl --length 24
 
-    A line of --input is {"prompt": "import os"}, with max_tokens, n, seed, temperature, regex or steps of its own if it
-    has any.
+    A line of --input is {"prompt": "import os"}, with max_tokens, n, seed, temperature, regex, response_format, grammar
+    or steps of its own if it has any.
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.
@@ -129,13 +129,14 @@ def infill(
       unmask infill runs/demo "Flat is <mask:2> nested."
       unmask infill runs/demo "for i in <mask:1..6>:" --n 3
       unmask infill runs/demo "year = <mask:4>" --regex "[12][0-9]{3}"
+      unmask infill runs/demo "point = <mask:16>" --json-schema '{"properties": {"x": {"type": "integer"}}}'
       unmask infill runs/demo --input templates.jsonl --output filled.jsonl --steps 16
       unmask infill runs/demo --input - < templates.jsonl
       torchrun --nproc_per_node 2 -m unmask infill runs/demo --input templates.jsonl --output both.jsonl
 
-    A line of --input is {"template": "x = <mask:3>"}, with n, seed, temperature, regex, sampler or steps of its own if
-    it has any. Line i without a seed begins at seed + (i - 1) n. A line that is wrong is told, answered by an error,
-    and does not stop the others; the exit code is 4 then.
+    A line of --input is {"template": "x = <mask:3>"}, with n, seed, temperature, regex, response_format, grammar,
+    sampler or steps of its own if it has any. Line i without a seed begins at seed + (i - 1) n. A line that is wrong is
+    told, answered by an error, and does not stop the others; the exit code is 4 then.
 
     Args:
         model: A model folder, of unmask or in a published format, or a name on the hub.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from unmask.cli._arguments import Count, import_typed
@@ -86,6 +87,10 @@ class GenerationOptions:
     """Scale of classifier-free guidance by the visible text; 0 is none, others double the cost of a step."""
     regex: tuple[str, ...] = ()
     """A regular expression that the text of each hole must match; or one for each hole."""
+    json_schema: Annotated[str | None, Option(metavar="FILE_OR_JSON")] = None
+    """A JSON schema: the text of each hole is JSON that it describes."""
+    grammar: Annotated[str | None, Option(metavar="FILE")] = None
+    """A file with a grammar in GBNF, the format of llama.cpp, that the text of each hole must match."""
     both_strands: bool = False
     """For DNA: average predictions over both strands, at twice the cost."""
     watch: bool = False
@@ -98,13 +103,15 @@ class GenerationOptions:
             raise ValueError(f"delay must be from 0 to 60 seconds; got {self.delay}")
 
     def build_guidance(self) -> Guidance | None:
-        """Classifier-free guidance and regular expressions, if they are given."""
+        """Classifier-free guidance, and what the text of holes must match, if they are given."""
         from unmask.guidance import Guidance
 
-        if not self.cfg_scale and not self.regex:
+        if not (self.cfg_scale or self.regex or self.json_schema or self.grammar):
             return None
         patterns = self.regex[0] if len(self.regex) == 1 else self.regex or None
-        return Guidance(self.cfg_scale, patterns)
+        schema = None if self.json_schema is None else _read_source(self.json_schema, _is_schema, "a JSON schema")
+        grammar = None if self.grammar is None else _read_source(self.grammar, is_grammar, "a grammar")
+        return Guidance(self.cfg_scale, patterns, schema=schema, grammar=grammar)
 
     def build_sampler(self, lm: LanguageModel) -> Sampler:
         """The sampler of that name with its options; options of other samplers are errors."""
@@ -150,6 +157,27 @@ class GenerationOptions:
             "loop": None if self.loop is None else Loop(*self.loop),
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+def _is_schema(text: str) -> bool:
+    """Whether a text is meant as a JSON schema, not as the name of a file."""
+    return text.lstrip().startswith("{") or text.strip() in ("true", "false")
+
+
+def is_grammar(text: str) -> bool:
+    """Whether a text is meant as a grammar, not as the name of a file."""
+    return "::=" in text
+
+
+def _read_source(given: str, is_source: Callable[[str], bool], what: str) -> str:
+    """A schema or grammar: the text itself, or that of the file of this name."""
+    if is_source(given):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValueError(f"the file {given[:80]!r} with {what} cannot be read: {reason}") from None
 
 
 def make_sampler(

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import torch
 
 from unmask.batches import Item, Line
-from unmask.cli._generation_options import GenerationOptions
+from unmask.cli._generation_options import GenerationOptions, is_grammar
 from unmask.cli._score import top_tokens
 from unmask.config import from_json, lookup
 from unmask.data.tokenizers import token_texts
 from unmask.guidance import Guidance
+from unmask.guidance.structure.structure import Structure
 from unmask.likelihood.requests import ScoreConfig, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
@@ -35,6 +36,7 @@ _MAX_CPU_WORK = 1 << 40
 _SCORED_SHARE = 4
 """A text that is scored is read many times, so that so much fewer tokens are a batch."""
 _MAX_SEED = 2**62
+_STRUCTURES = ("regex", "response_format", "grammar")
 _RequestT = TypeVar("_RequestT")
 
 
@@ -52,6 +54,9 @@ class _GenerationRequest:
     cache: str | None = None
     cfg_scale: float | None = None
     regex: str | tuple[str | None, ...] | None = None
+    response_format: str | None = None
+    """The schema that it has, as JSON."""
+    grammar: str | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -87,8 +92,18 @@ class ScoreRequest:
 def _read(request_type: type[_RequestT], line: Line) -> _RequestT:
     """The request of a line; null means not given, as in the server."""
     given = {name: value for name, value in line.fields.items() if value is not None}
+    if "response_format" in given and issubclass(request_type, _GenerationRequest):
+        given["response_format"] = _schema_text(given["response_format"])
     request: _RequestT = from_json(request_type, given, "the request")
     return request
+
+
+def _schema_text(response_format: Any) -> str | None:
+    """The schema of a response format as JSON; None for any text."""
+    if not isinstance(response_format, dict):
+        raise ValueError('response_format must be an object, as in {"type": "json_object"}')
+    schema = Structure.schema_of_response(response_format)
+    return None if schema is None else Structure.json_schema(schema).source
 
 
 def _line_seed(own: int | None, first: int, line: Line, texts_per_line: int, num_texts: int) -> int:
@@ -97,6 +112,16 @@ def _line_seed(own: int | None, first: int, line: Line, texts_per_line: int, num
     if not 0 <= seed < _MAX_SEED - num_texts:
         raise ValueError(f"a seed must be 0 or above and below 2^62; got {seed}")
     return seed
+
+
+def _line_structure(request: _GenerationRequest) -> dict[str, Any]:
+    """The options of what a line's text must match, in place of the command's; nothing if it has none."""
+    if all(getattr(request, name) is None for name in _STRUCTURES):
+        return {}
+    if request.grammar is not None and not is_grammar(request.grammar):  # a file must not make this process read one
+        raise ValueError("the grammar must have rules, as in root ::= [0-9]+")
+    patterns = (request.regex,) if isinstance(request.regex, str) else request.regex or ()
+    return {"regex": patterns, "json_schema": request.response_format, "grammar": request.grammar}
 
 
 def _refuse_mask(lm: LanguageModel, ids: Sequence[int]) -> None:
@@ -129,12 +154,11 @@ class _GenerationTask:
 
     def _settings(self, request: _GenerationRequest, line: Line) -> tuple[GenerationOptions, list[int]]:
         """The options of a line, and the seeds of its texts."""
-        names = {field.name for field in fields(_GenerationRequest)} - {"id", "n", "seed", "regex"}
+        names = {field.name for field in fields(_GenerationRequest)} - {"id", "n", "seed", *_STRUCTURES}
         given: dict[str, Any] = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
         if "sampler" in given:  # only names of the table: a file must not make this process import something
             lookup(given["sampler"], dict.fromkeys(("default", *SAMPLERS)), "sampler")
-        if request.regex is not None:
-            given["regex"] = (request.regex,) if isinstance(request.regex, str) else request.regex
+        given |= _line_structure(request)
         settings = replace(self.options, n=1, seed=0, **given)
         self._build(settings)
         n = self.options.n if request.n is None else request.n
@@ -158,7 +182,7 @@ class InfillTask(_GenerationTask):
         texts = self.lm.masked_texts(template, seeds)
         for ids in {tuple(text.ids) for text in texts}:
             self.lm.check_memory(1, len(ids))
-            if settings.regex and guidance and len(ids) <= (self.lm.denoiser.max_length or len(ids)):
+            if guidance and guidance.regex and len(ids) <= (self.lm.denoiser.max_length or len(ids)):
                 guidance(self.lm.denoiser, torch.tensor([ids]), self.lm.tokenizer)  # raises if nothing can match
         return [
             Item(line.number, index, len(text.ids), text.num_masked, settings, (text, seed))

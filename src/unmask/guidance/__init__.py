@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from unmask.data.tokenizers import BaseTokenizer
     from unmask.diffusion.denoiser import DenoiserLike
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unmask.guidance.classifier import TaylorClassifierGuidance as TaylorClassifierGuidance
     from unmask.guidance.regex.constraint import Regex
     from unmask.guidance.regex.constraint import RegexConstraint as RegexConstraint
+    from unmask.guidance.structure.structure import Structure as Structure
     from unmask.types import Tokens
 
 GuidanceFn: TypeAlias = "Callable[[DenoiserLike, Tokens, BaseTokenizer | None], DenoiserLike]"
@@ -35,21 +36,32 @@ _SUBMODULE_OF = {
     "ExactClassifierGuidance": "classifier",
     "TaylorClassifierGuidance": "classifier",
     "RegexConstraint": "regex.constraint",
+    "Structure": "structure.structure",
 }
 
 
 @dataclass(frozen=True)
 class Guidance:
-    """Classifier-free guidance by the visible text, patterns that holes must match, and banned tokens."""
+    """Classifier-free guidance by the visible text, what the text of holes must match, and banned tokens."""
 
     cfg_scale: float = 0.0
     """Strength of classifier-free guidance by the visible text: 0 is none."""
     regex: Regex | tuple[Regex | None, ...] | None = None
-    """A regular expression that the text of each hole must match; or one per hole, None for any text."""
+    """A regular expression or `Structure` that the text of each hole must match; or one per hole, None for any text."""
     banned_tokens: tuple[int, ...] = ()
     """Ids that are never written."""
+    may_end: bool = False
+    """Whether a token that ends a text may stand after a match, and anything after that, as in completions."""
+    schema: InitVar[Mapping[str, Any] | bool | str | None] = None
+    """In place of `regex`: a JSON schema."""
+    grammar: InitVar[str | None] = None
+    """In place of `regex`: a grammar in GBNF."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, schema: Mapping[str, Any] | bool | str | None, grammar: str | None) -> None:
+        if schema is not None or grammar is not None:
+            from unmask.guidance.structure.structure import Structure
+
+            object.__setattr__(self, "regex", Structure.choose(self.regex, schema, grammar))
         if not 0 <= self.cfg_scale < float("inf"):
             raise ValueError(f"the scale of guidance must be 0 (none) or above; got {self.cfg_scale}")
 
@@ -67,7 +79,7 @@ class Guidance:
         if self.regex is not None:
             if tokenizer is None:
                 raise ValueError("a pattern needs a tokenizer, and this model has none")
-            denoiser = RegexConstraint(denoiser, tokens, self.regex, tokenizer)
+            denoiser = RegexConstraint(denoiser, tokens, self.regex, tokenizer, self.may_end)
         return denoiser
 
     def for_holes(self, start: int, stop: int, num_holes: int, complete: bool) -> Guidance:
@@ -100,5 +112,6 @@ __all__ = [
     "Guidance",
     "GuidanceFn",
     "RegexConstraint",
+    "Structure",
     "TaylorClassifierGuidance",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -41,6 +41,17 @@ def _validate_count(n: int) -> int:
     if not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be at least 1; got {n!r}")
     return n
+
+
+def _structured(
+    guidance: GuidanceFn | None, schema: Mapping[str, Any] | bool | str | None, grammar: str | None
+) -> GuidanceFn | None:
+    """Guidance with a schema or grammar, if one is given."""
+    if schema is None and grammar is None:
+        return guidance
+    if not isinstance(guidance, Guidance | None):
+        raise ValueError("schema and grammar go together with a Guidance only; got another function")
+    return replace(guidance or Guidance(), schema=schema, grammar=grammar)
 
 
 def validate_tokenizer(tokenizer: BaseTokenizer | None, vocab: Vocab) -> None:
@@ -158,6 +169,8 @@ class LanguageModel:
         sampler: Sampler | str | None = None,
         seed: int | Sequence[int] = 0,
         guidance: GuidanceFn | None = None,
+        schema: Mapping[str, Any] | bool | str | None = None,
+        grammar: str | None = None,
     ) -> Samples:
         """`n` versions of a template, or of each of several templates, with its holes filled.
 
@@ -169,8 +182,9 @@ class LanguageModel:
         A list without integers is a list of templates. These may differ in length and share network calls; the texts of
         the result are in order, all versions of the first template first. Text i is drawn with seed + i, or with the
         i-th of several seeds, and is the same as alone. With `Guidance(regex="[0-9]+")`, the text of each hole matches
-        the pattern.
+        the pattern; with `schema`, it is JSON of this schema, and with `grammar`, a text of this grammar in GBNF.
         """
+        guidance = _structured(guidance, schema, grammar)
         many = isinstance(template, Sequence) and not isinstance(template, str)
         if not many or any(isinstance(piece, int | range) for piece in template):
             template = [cast("Template | Tensor", template)]
@@ -196,14 +210,20 @@ class LanguageModel:
         sampler: Sampler | str | None = None,
         seed: int | Sequence[int] = 0,
         guidance: GuidanceFn | None = None,
+        schema: Mapping[str, Any] | bool | str | None = None,
+        grammar: str | None = None,
     ) -> Completions:
         """At most `length` tokens after each prompt, up to the end-of-text token if the model has one.
 
         All prompts share network calls. Completion i is drawn with seed + i, or with the i-th of several seeds, and
-        is the same as alone.
+        is the same as alone. With `schema`, it is JSON of this schema, and with `grammar`, a text of this grammar in
+        GBNF: up to the end-of-text token, or in all its tokens.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
+        guidance = _structured(guidance, schema, grammar)
+        if isinstance(guidance, Guidance):
+            guidance = replace(guidance, may_end=True)
         process, encoded = self.denoiser.process, [self._encoder.encode(prompt) for prompt in prompts]
         sampler = resolve_sampler(self.denoiser, sampler)
         if process.has_masks and process.block_size is None and sampler.inner is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from unmask.guidance.structure.structure import Structure
 from unmask.sampling.blockwise import CACHE_POLICIES
 from unmask.serve._compat import field_error, normalize_fields
 
@@ -71,6 +72,14 @@ class GenerationRequest(_StrictRequest):
     regex: _Regex | list[_Regex | None] | None = Field(
         None, description="A regular expression that the text of each hole must match, or one for each hole."
     )
+    response_format: dict[str, Any] | None = Field(
+        None,
+        description='What the text of each hole must be: {"type": "json_object"}, or {"type": "json_schema",'
+        ' "json_schema": {"schema": ...}}.',
+    )
+    grammar: str | None = Field(
+        None, description="A grammar in GBNF, the format of llama.cpp, that the text of each hole must match."
+    )
     temperature: float = Field(
         1.0,
         ge=0,
@@ -98,6 +107,30 @@ class GenerationRequest(_StrictRequest):
         """The field with the number of tokens to generate."""
         return "max_tokens"
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the text may end before its last token."""
+        return False
+
+    @property
+    def structure(self) -> Structure | tuple[Structure | None, ...] | None:
+        """What the text of each hole must match, or that of one after the other."""
+        schema = None if self.response_format is None else Structure.schema_of_response(self.response_format)
+        regex: Structure | tuple[Structure | None, ...] | None = None
+        if isinstance(self.regex, list):
+            regex = tuple(None if pattern is None else Structure.regex(pattern) for pattern in self.regex)
+        elif self.regex:
+            regex = Structure.regex(self.regex)
+        return Structure.choose(regex, schema, self.grammar)
+
+    @model_validator(mode="after")
+    def _check_structure(self) -> Self:
+        try:
+            _ = self.structure
+        except ValueError as error:
+            raise field_error("grammar" if self.response_format is None else "response_format", str(error)) from None
+        return self
+
 
 class CompletionRequest(GenerationRequest):
     """A completion request of OpenAI's clients; `steps`, `sampler`, `top_k` and others are additions."""
@@ -119,6 +152,10 @@ class CompletionRequest(GenerationRequest):
     stream_options: dict[str, Any] | None = Field(
         None, description="With include_usage, a stream ends with the token counts."
     )
+
+    @property
+    def may_end(self) -> bool:
+        return not self.suffix
 
     @model_validator(mode="after")
     def _check_supported(self) -> CompletionRequest:

@@ -46,7 +46,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.shutdown_timeout))
         await super().shutdown(sockets)
-        await self.service.close_regex_compiler()
+        await self.service.close_structure_compiler()
         self.engine_stopped = await closing
 
 

@@ -14,6 +14,7 @@ from unmask.config import lookup, suggest
 from unmask.diffusion.categorical import SamplingParams
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
+from unmask.guidance.structure.structure import Structure
 from unmask.model import LanguageModel
 from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Sampler
 from unmask.sampling.factory import default_sampler, make_sampler
@@ -21,8 +22,8 @@ from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
 from unmask.serve._metrics import Metrics
-from unmask.serve._regex_compiler import RegexCompiler
 from unmask.serve._schemas import GenerationRequest, ModelCard
+from unmask.serve._structure_compiler import StructureCompiler
 from unmask.serve._text_codec import MaskedText, TextCodec
 from unmask.serve.limits import Limits
 
@@ -123,7 +124,7 @@ class Service:
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
         self._codec: TextCodec | None = None
-        self._regex_compiler: RegexCompiler | None = None
+        self._structure_compiler: StructureCompiler | None = None
 
     def start(
         self,
@@ -154,10 +155,10 @@ class Service:
         """Finish running requests, then stop; returns whether the engine's thread has ended."""
         return self._engine is None or self._engine.close(shutdown_timeout)
 
-    async def close_regex_compiler(self) -> None:
-        """Stop the process that compiles regular expressions."""
-        if self._regex_compiler is not None:
-            await self._regex_compiler.close()
+    async def close_structure_compiler(self) -> None:
+        """Stop the process that compiles structures."""
+        if self._structure_compiler is not None:
+            await self._structure_compiler.close()
 
     def check_alive(self) -> None:
         """Raise if the engine has ended or is stuck."""
@@ -284,23 +285,23 @@ class Service:
         )
 
     async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:
-        """The guidance of a request, with its regular expressions compiled; None without any."""
-        if not request.cfg_scale and not request.regex:
+        """The guidance of a request, with what its text must match compiled; None without any."""
+        wanted = request.structure
+        if not request.cfg_scale and wanted is None:
             return None
 
-        async def compile_regex(regex: str | None) -> TokenDFA | None:
-            return None if regex is None else await self.regex_compiler.compile(regex, deadline)
+        async def compiled(structure: Structure | None) -> TokenDFA | None:
+            return None if structure is None else await self.structure_compiler.compile(structure, deadline)
 
-        if isinstance(request.regex, list):
-            return Guidance(request.cfg_scale, tuple([await compile_regex(pattern) for pattern in request.regex]))
-        return Guidance(request.cfg_scale, await compile_regex(request.regex))
+        each = tuple([await compiled(one) for one in wanted]) if isinstance(wanted, tuple) else await compiled(wanted)
+        return Guidance(request.cfg_scale, each, may_end=request.may_end)
 
     @property
-    def regex_compiler(self) -> RegexCompiler:
-        """The compiler of regular expressions, started at first use."""
-        if self._regex_compiler is None:
-            self._regex_compiler = RegexCompiler(self.codec.tokenizer)
-        return self._regex_compiler
+    def structure_compiler(self) -> StructureCompiler:
+        """The compiler of structures, started at first use."""
+        if self._structure_compiler is None:
+            self._structure_compiler = StructureCompiler(self.codec.tokenizer)
+        return self._structure_compiler
 
     def check_canvas(self, masked_text: MaskedText, param: str) -> None:
         """Refuse a text that is too long; `param` is the field with the number of new tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -14,9 +15,44 @@ from unmask.guidance.regex.token_dfa import BoolArray, IntArray, TokenDFA
 
 LogWeights: TypeAlias = NDArray[np.float64]
 
-Transitions: TypeAlias = tuple[IntArray, ...]
-"""For each queried position, [n, K]: the node of the next queried position that each token class leads to from each
-of n nodes; -1 if no continuation is accepted."""
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """The moves from each of n nodes to the nodes of the next queried position that can still be accepted.
+
+    Those of node i are the entries `begins[i]` to `begins[i + 1]` - 1, of which there is at least one.
+    """
+
+    begins: IntArray
+    """[n + 1]"""
+    classes: IntArray
+    """[E]: the token class of each move."""
+    targets: IntArray
+    """[E]: the node that it leads to."""
+    num_classes: int
+
+    @classmethod
+    def from_table(cls, table: IntArray) -> Moves:
+        """The moves of a table [n, K] of nodes; -1 is none."""
+        nodes, classes = np.nonzero(table >= 0)
+        begins = np.searchsorted(nodes, np.arange(len(table) + 1))
+        return cls(begins, classes.astype(np.int32), table[nodes, classes].astype(np.int32), table.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the arrays in bytes."""
+        return self.begins.nbytes + self.classes.nbytes + self.targets.nbytes
+
+    def from_node(self, node: int) -> IntArray:
+        """[K]: the node that each class leads to; -1 is none."""
+        here = slice(self.begins[node], self.begins[node + 1])
+        reached = np.full(self.num_classes, -1)
+        reached[self.classes[here]] = self.targets[here]
+        return reached
+
+
+Transitions: TypeAlias = tuple[Moves, ...]
+"""The moves at each queried position."""
 
 QUERIED, FREE = -1, -2
 """The content of a position that is queried, or masked and not queried; otherwise it is the class of its token."""
@@ -25,6 +61,7 @@ _MAX_CHUNK_SCORES = 1 << 20
 _MAX_SET_ENTRIES = 1 << 27
 MAX_MESSAGE_WORK = 1 << 24
 """Terms summed in one call for one text: a few tenths of a second."""
+_ADVICE = "use shorter holes, more steps, or a sampler that queries all positions of a hole at once (confidence)"
 
 
 def transition_plan(dfa: TokenDFA, state: int, content: tuple[int, ...]) -> Transitions:
@@ -35,8 +72,8 @@ def transition_plan(dfa: TokenDFA, state: int, content: tuple[int, ...]) -> Tran
     """
     return _PLAN_CACHE.get_or_build(
         (dfa, state, content),
-        lambda: _build_plan(dfa, state, content, WorkBudget(dfa.pattern, MAX_MESSAGE_WORK)),
-        lambda plan: sum(step.nbytes for step in plan),
+        lambda: _build_plan(dfa, state, content, WorkBudget(dfa.subject, MAX_MESSAGE_WORK, _ADVICE)),
+        lambda plan: sum(step.num_bytes for step in plan),
     )
 
 
@@ -46,16 +83,16 @@ _PLAN_CACHE = LRUCache[Transitions](1 << 26)
 def _build_plan(dfa: TokenDFA, initial_state: int, content: tuple[int, ...], budget: WorkBudget) -> Transitions:
     can = _can_accept(dfa, content, budget)
     if not can[0][initial_state]:
-        raise ValueError(f"the tokens already in a hole rule out every match of {dfa.pattern!r}")
+        raise ValueError(f"the tokens already in a hole rule out every match of {dfa.subject}")
     # States [n] or, after free positions, sets of states [n, S].
     nodes: IntArray | BoolArray = np.array([initial_state])
-    moves: list[IntArray] = []
+    moves: list[Moves] = []
     last = max(index for index, symbol in enumerate(content) if symbol == QUERIED)
     for index, symbol in enumerate(content[: last + 1]):
         cooperative_yield()
         if symbol == QUERIED:
-            step, nodes = _successors(dfa, nodes, can[index + 1], budget)
-            moves.append(step)
+            table, nodes = _successors(dfa, nodes, can[index + 1], budget)
+            moves.append(Moves.from_table(table))
             continue
         if symbol != FREE and nodes.ndim == 1:
             nodes, same = np.unique(dfa.transitions[nodes, symbol], return_inverse=True)
@@ -64,8 +101,10 @@ def _build_plan(dfa: TokenDFA, initial_state: int, content: tuple[int, ...], bud
             budget.spend(sets.size // 8)
             nodes, same = _unique_sets(np.packbits(sets, axis=1), len(dfa.transitions))
         if moves:
-            moves[-1] = np.where(moves[-1] < 0, -1, same.astype(np.int32)[moves[-1]])
-    moves[-1] = np.minimum(moves[-1], 0)  # one final node: whether a match is still possible is all that matters
+            moves[-1] = replace(moves[-1], targets=same.astype(np.int32)[moves[-1].targets])
+    moves[-1] = replace(
+        moves[-1], targets=np.zeros_like(moves[-1].targets)
+    )  # one final node: whether a match is still possible is all that matters
     return tuple(moves)
 
 
@@ -106,7 +145,7 @@ def _successors(
     table = dfa.transitions
     if nodes.ndim == 2 and bool((nodes.sum(1) == 1).all()):
         nodes = nodes.argmax(1)
-    budget.spend(len(nodes) * table.shape[1])
+    budget.spend(len(nodes) * table.shape[1] // 8 + 1)
     if nodes.ndim == 1:
         reached = table[nodes]
         states = np.unique(reached[can_accept[reached]])
@@ -115,7 +154,7 @@ def _successors(
         return number[reached], states
     if nodes.size * table.shape[1] > _MAX_SET_ENTRIES:
         raise ValueError(
-            f"the pattern {dfa.pattern!r} has too many states for a hole that is filled in several steps;"
+            f"{dfa.subject} has too many states for a hole that is filled in several steps;"
             " use a sampler that queries all positions of a hole at once (Confidence), or one (FirstHitting)"
         )
     every = np.arange(len(table))
@@ -160,17 +199,23 @@ def backward_pass(transitions: Transitions, log_weights: LogWeights) -> list[Log
     nothing = np.full((len(log_weights), 1), -np.inf)
     messages = [np.concatenate([np.zeros_like(nothing), nothing], 1)]
     for index in reversed(range(1, len(transitions))):
-        own, step = log_weights[:, index - 1, None], transitions[index]
+        own, moves = log_weights[:, index - 1], transitions[index]
         cooperative_yield()
-        parts = np.array_split(np.arange(len(own)), min(len(own), -(-len(own) * step.size // _MAX_CHUNK_SCORES)))
-        sums = [_logsumexp(messages[-1][part[:, None, None], step] + own[part]) for part in parts]
+        chunks = min(len(own), -(-len(own) * len(moves.targets) // _MAX_CHUNK_SCORES))
+        parts = np.array_split(np.arange(len(own)), chunks)
+        sums = [
+            _summed_by_node(messages[-1][part][:, moves.targets] + own[part][:, moves.classes], moves) for part in parts
+        ]
         messages.append(np.concatenate([np.concatenate(sums), nothing], 1))
     return messages[::-1]
 
 
-def _logsumexp(scores: LogWeights) -> LogWeights:
-    top = scores.max(-1, keepdims=True)
+def _summed_by_node(scores: LogWeights, moves: Moves) -> LogWeights:
+    """log sum exp [holes, n] over the moves of each node."""
+    begins = moves.begins[:-1]
+    top = np.maximum.reduceat(scores, begins, axis=1)
     top[np.isneginf(top)] = 0
+    scaled = np.exp(scores - np.repeat(top, np.diff(moves.begins), axis=1))
     with np.errstate(divide="ignore"):
-        result: LogWeights = np.log(np.exp(scores - top).sum(-1)) + top[..., 0]
+        result: LogWeights = np.log(np.add.reduceat(scaled, begins, axis=1)) + top
     return result

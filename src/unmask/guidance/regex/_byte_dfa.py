@@ -1,4 +1,4 @@
-"""A regular expression as a minimal DFA over the bytes of UTF-8 text that matches it in full.
+"""An expression as a minimal DFA over the bytes of UTF-8 text that matches it in full.
 
 Sets of characters, as in `[^a-z]`, `\\w` or `.`, are those of Python's own `re`.
 """
@@ -7,191 +7,225 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unmask.guidance.regex._parser import Alternation, CharClass, Concat, Node, Repeat, nested_too_deeply, parse
-from unmask.guidance.regex._utf8 import ByteEdge, utf8_dfa
+from unmask.guidance.regex._determinize import DEAD_STATE, START_STATE, ByteDFA, determinize, minimize, product
+from unmask.guidance.regex._expression import (
+    MAX_DEPTH,
+    Alternation,
+    ByteRange,
+    CharClass,
+    Concat,
+    Expression,
+    Joined,
+    Node,
+    Product,
+    Reference,
+    Repeat,
+)
+from unmask.guidance.regex._nfa import MAX_WORK, NFA
+from unmask.guidance.regex._utf8 import utf8_dfa
 from unmask.guidance.regex.limits import WorkBudget
 
-_MAX_STATES = 1 << 13
-"""States of an automaton; a pattern that needs more is an error."""
-_MAX_WORK = 1 << 23
-"""Elementary steps for building an automaton: a second or two."""
+__all__ = ["DEAD_STATE", "START_STATE", "ByteDFA", "byte_dfa"]
+
 _CHAR_CLASS_COST = 1 << 16
 """Elementary steps for matching `re` against every character."""
 
-DEAD_STATE, START_STATE = 0, 1
+
+def byte_dfa(expression: Expression) -> ByteDFA:
+    """The minimal automaton of an expression; a larger one if minimizing would take too long."""
+    builder = _Builder(expression)
+    try:
+        dfa = builder.build(expression.root)
+    except RecursionError:
+        raise ValueError(f"{expression.subject} is nested too deeply; use fewer groups") from None
+    except OverflowError:
+        raise builder.nfa.limit_error() from None
+    if not dfa.accepting.any():
+        nested = f" that has a rule at most {MAX_DEPTH} times inside itself" if expression.rules else ""
+        raise ValueError(f"no text{nested} matches {expression.subject}")
+    return dfa
 
 
 @dataclass(frozen=True)
-class ByteDFA:
-    """`transitions` [S, 256] is the next state after each byte; state 0 is dead and state 1 the start."""
+class _Frame:
+    """A rule that is open: the states before and after its text."""
 
-    transitions: NDArray[np.int32]
-    accepting: NDArray[np.bool_]
-
-
-def byte_dfa(pattern: str) -> ByteDFA:
-    """The minimal automaton of a pattern; a larger one if minimizing would take too long."""
-    nfa = _NFA(pattern)
-    start = nfa.add_state()
-    try:
-        end = nfa.add_node(parse(pattern), start)
-    except RecursionError:
-        raise nested_too_deeply(pattern) from None
-    except OverflowError:
-        raise nfa.limit_error() from None
-    return _minimize(*_determinize(nfa, start, end))
+    entry: int
+    exit: int
 
 
-class _NFA:
-    """States with edges of byte ranges, and epsilon edges."""
+@dataclass(frozen=True)
+class _Scope:
+    """Where in the rules a node is."""
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.edges: list[list[ByteEdge]] = []
-        self.epsilon: list[list[int]] = []
-        self.epsilon_closures: dict[int, frozenset[int]] = {}
-        self.budget, self.char_classes = WorkBudget(pattern, _MAX_WORK), set[str]()
+    depths: dict[str, int] = field(default_factory=dict)
+    """How often each rule is open around it."""
+    begun: dict[str, _Frame] = field(default_factory=dict)
+    """Open rules of which no text is read before the node: the same rule here ends where that one ends."""
+    ending: dict[str, _Frame] = field(default_factory=dict)
+    """Open rules that are complete after the node: the same rule here goes on where that one began."""
 
-    def add_state(self) -> int:
-        if len(self.edges) >= 4 * _MAX_STATES:
-            raise self.limit_error()
-        self.edges.append([])
-        self.epsilon.append([])
-        return len(self.edges) - 1
+    def part(self, is_first: bool, is_last: bool) -> _Scope:
+        """The scope of a part of a sequence."""
+        return replace(self, begun=self.begun if is_first else {}, ending=self.ending if is_last else {})
 
-    def epsilon_closure(self, state: int) -> frozenset[int]:
-        """The states reached by epsilon edges that have byte edges or are the end."""
-        if state not in self.epsilon_closures:
-            reached, todo = {state}, [state]
-            for here in todo:
-                self.budget.spend(1 + len(self.epsilon[here]))
-                new = set(self.epsilon[here]) - reached
-                reached |= new
-                todo += new
-            self.epsilon_closures[state] = frozenset(s for s in reached if self.edges[s] or not self.epsilon[s])
-        return self.epsilon_closures[state]
 
-    def limit_error(self) -> ValueError:
-        return ValueError(
-            f"the pattern {self.pattern[:60]!r} needs an automaton of more than {_MAX_STATES} states;"
-            " use fewer or smaller repeats"
-        )
+class _Builder:
+    """Adds the automata of nodes to an NFA.
 
-    def add_node(self, node: Node, start: int) -> int:
+    A rule that refers to itself at its beginning or end becomes a loop, which is exact. A rule that refers to itself
+    in between is copied, up to `MAX_DEPTH` times inside itself.
+    """
+
+    def __init__(self, expression: Expression) -> None:
+        self.rules, self.budget = expression.rules, WorkBudget(expression.subject, MAX_WORK)
+        self.nfa, self._char_classes = NFA(self.budget), set[str]()
+        self._begins_with_itself = {name for name in self.rules if name in self._reached(name, 0)}
+        self._ends_with_itself = {name for name in self.rules if name in self._reached(name, -1)}
+
+    def build(self, node: Node) -> ByteDFA:
+        """The automaton of a node by itself."""
+        outer, self.nfa = self.nfa, NFA(self.budget)
+        start = self.nfa.add_state()
+        end = self.nfa.add_epsilon_successor(self.add(node, start, _Scope()))
+        self.nfa.keep_leading_to(end)
+        dfa = minimize(determinize(self.nfa, start, end))
+        self.nfa = outer
+        return dfa
+
+    def _reached(self, rule: str, side: int) -> set[str]:
+        """The rules with which a rule can begin (`side` 0) or end (-1), directly or not."""
+        reached, todo = set[str](), [rule]
+        for name in todo:
+            self.budget.spend(8)
+            new = set(_outer_references(self.rules[name], side)) - reached
+            reached |= new
+            todo += new
+        return reached
+
+    def add(self, node: Node, start: int, scope: _Scope) -> int:
         """Add the automaton of a node from state `start` on; returns its end state."""
         self.budget.spend(8)
         match node:
             case CharClass(source):
                 return self._add_char_class(source, start)
-            case Concat(parts):
-                for part in parts:
-                    start = self.add_node(part, start)
-                return start
-            case Alternation(options):
-                end = self.add_state()
-                for option in options:
-                    self.epsilon[self.add_node(option, self._epsilon_successor(start))].append(end)
+            case ByteRange(low, high):
+                end = self.nfa.add_state()
+                self.nfa.edges[start].append((low, high, end))
                 return end
+            case Concat(parts):
+                return self._add_concat(parts, start, scope)
+            case Alternation(options):
+                return self._add_alternation(options, start, scope)
             case Repeat(part, least, most):
-                return self._add_repeat(part, least, most, start)
+                return self._add_repeat(part, least, most, start, scope.part(False, False))
+            case Joined():
+                return self._add_joined(node, start, scope.part(False, False))
+            case Product(left, right, excludes):
+                return self._add_dfa(product(self.build(left), self.build(right), excludes, self.budget), start)
+            case Reference(rule):
+                return self._add_rule(rule, start, scope)
 
-    def _add_repeat(self, part: Node, min_count: int, max_count: int | None, start: int) -> int:
-        for _ in range(min_count):
-            start = self.add_node(part, start)
-        end = self.add_state()
-        if max_count is None:
-            start = self._epsilon_successor(start)
-            self.epsilon[self.add_node(part, start)].append(start)
-        for _ in range((max_count or min_count) - min_count):
-            self.epsilon[start].append(end)
-            start = self.add_node(part, self._epsilon_successor(start))
-        self.epsilon[start].append(end)
+    def _add_concat(self, parts: tuple[Node, ...], start: int, scope: _Scope) -> int:
+        for index, part in enumerate(parts):
+            start = self.add(part, start, scope.part(index == 0, index == len(parts) - 1))
+        return start
+
+    def _add_alternation(self, options: tuple[Node, ...], start: int, scope: _Scope) -> int:
+        end = self.nfa.add_state()
+        for option in options:
+            self.nfa.epsilon[self.add(option, self.nfa.add_epsilon_successor(start), scope)].append(end)
         return end
 
-    def _epsilon_successor(self, state: int) -> int:
-        """A new state after an epsilon edge, which keeps loops apart."""
-        new = self.add_state()
-        self.epsilon[state].append(new)
-        return new
+    def _add_repeat(self, part: Node, min_count: int, max_count: int | None, start: int, scope: _Scope) -> int:
+        for _ in range(min_count):
+            start = self.add(part, start, scope)
+        end = self.nfa.add_state()
+        if max_count is None:
+            start = self.nfa.add_epsilon_successor(start)
+            self.nfa.epsilon[self.add(part, start, scope)].append(start)
+        for _ in range((max_count or min_count) - min_count):
+            self.nfa.epsilon[start].append(end)
+            start = self.add(part, self.nfa.add_epsilon_successor(start), scope)
+        self.nfa.epsilon[start].append(end)
+        return end
+
+    def _add_joined(self, node: Joined, start: int, scope: _Scope) -> int:
+        """Two states between any two parts: nothing has been written yet, or something has."""
+        epsilon = self.nfa.epsilon
+        nothing, something = self.nfa.add_epsilon_successor(start), self.nfa.add_state()
+        for part, is_optional in zip(node.parts, node.is_optional, strict=True):
+            before = self.nfa.add_epsilon_successor(nothing)
+            epsilon[self.add(node.separator, something, scope)].append(before)
+            after = self.nfa.add_epsilon_successor(self.add(part, before, scope))
+            nothing = self.nfa.add_epsilon_successor(nothing) if is_optional else self.nfa.add_state()
+            if is_optional:
+                epsilon[something].append(after)
+            something = after
+        if node.rest is not None:
+            before = self.nfa.add_epsilon_successor(nothing)
+            loop = self.nfa.add_epsilon_successor(something)
+            epsilon[self.add(node.separator, loop, scope)].append(before)
+            epsilon[self.add(node.rest, before, scope)].append(loop)
+            something = loop
+        end = self.nfa.add_epsilon_successor(nothing)
+        epsilon[something].append(end)
+        return end
+
+    def _add_rule(self, rule: str, start: int, scope: _Scope) -> int:
+        if rule in scope.begun:
+            return scope.begun[rule].exit
+        if rule in scope.ending:
+            self.nfa.epsilon[start].append(scope.ending[rule].entry)
+            return self.nfa.add_state()
+        depth = scope.depths.get(rule, 0)
+        if depth == MAX_DEPTH:
+            return self.nfa.add_state()  # nothing leads there
+        frame = _Frame(self.nfa.add_epsilon_successor(start), self.nfa.add_state())
+        # The exit of a rule that begins with itself has edges of its own, so that rules around it do not end there;
+        # the entry of one that ends with itself is entered again, so that rules around it do not begin there.
+        begun = {} if rule in self._ends_with_itself else scope.begun
+        ending = {} if rule in self._begins_with_itself else scope.ending
+        inside = _Scope({**scope.depths, rule: depth + 1}, {**begun, rule: frame}, {**ending, rule: frame})
+        self.nfa.epsilon[self.add(self.rules[rule], frame.entry, inside)].append(frame.exit)
+        return frame.exit
 
     def _add_char_class(self, source: str, start: int) -> int:
-        if source not in self.char_classes:
-            self.char_classes.add(source)
+        if source not in self._char_classes:
+            self._char_classes.add(source)
             self.budget.spend(_CHAR_CLASS_COST if len(source) > 1 or source == "." else 1)
         nodes = utf8_dfa(source)
-        own = [start, *(self.add_state() for _ in nodes)]  # the last one is the end, -1
+        own = [start, *(self.nfa.add_state() for _ in nodes)]  # the last one is the end, -1
         for number, edges in enumerate(nodes):
-            self.edges[own[number]] += [(low, high, own[target]) for low, high, target in edges]
+            self.nfa.edges[own[number]] += [(low, high, own[target]) for low, high, target in edges]
         return own[-1]
 
-
-def _determinize(nfa: _NFA, start: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Subset construction: sets of states become states, 0 is the empty set and 1 the start."""
-    first = nfa.epsilon_closure(start)
-    number = {frozenset[int](): DEAD_STATE, first: START_STATE}
-    rows = [np.zeros(256, dtype=np.int32)]
-    todo = [first]
-    for states in todo:
-        row = np.zeros(256, dtype=np.int32)
-        for low, high, reached in _byte_transitions(nfa, states):
-            if reached not in number:
-                if len(number) >= _MAX_STATES:
-                    raise nfa.limit_error()
-                nfa.budget.spend(len(reached))
-                number[reached] = len(number)
-                todo.append(reached)
-            row[low : high + 1] = number[reached]
-        rows.append(row)
-    accepting = np.array([end in states for states in number])
-    return np.stack(rows), accepting
+    def _add_dfa(self, dfa: ByteDFA, start: int) -> int:
+        own = [self.nfa.add_state() for _ in dfa.accepting]
+        self.nfa.epsilon[start].append(own[START_STATE])
+        end = self.nfa.add_state()
+        for state, row in enumerate(dfa.transitions):
+            self.budget.spend(64)
+            if dfa.accepting[state]:
+                self.nfa.epsilon[own[state]].append(end)
+            cuts = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), 256]
+            for low, after in itertools.pairwise(cuts):
+                if row[low] != DEAD_STATE:
+                    self.nfa.edges[own[state]].append((low, after - 1, own[row[low]]))
+        return end
 
 
-def _byte_transitions(nfa: _NFA, states: frozenset[int]) -> Iterator[tuple[int, int, frozenset[int]]]:
-    """Byte ranges, and the set of states that each leads to from any of `states`."""
-    nfa.budget.spend(sum(2 + 4 * len(nfa.edges[state]) for state in states))
-    edges = sorted(edge for state in states for edge in nfa.edges[state])
-    if all(before[1] < after[0] for before, after in itertools.pairwise(edges)):
-        yield from ((low, high, nfa.epsilon_closure(target)) for low, high, target in edges)
-        return
-    cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
-    for low, after in itertools.pairwise(cuts):
-        targets = {target for first, last, target in edges if first <= low <= last}
-        nfa.budget.spend(len(edges) + sum(len(nfa.epsilon_closure(target)) for target in targets))
-        yield low, after - 1, frozenset().union(*map(nfa.epsilon_closure, targets))
-
-
-def _minimize(transitions: NDArray[np.int32], accepting: NDArray[np.bool_]) -> ByteDFA:
-    """Moore's algorithm: states that no text distinguishes are merged.
-
-    It takes as many rounds as the longest text needed to distinguish two states. Large repeats, which are nearly
-    minimal anyway, are left as they are.
-    """
-    columns = transitions[:, np.unique(_group_equal_rows(transitions.T), return_index=True)[1]]
-    kind = accepting.astype(np.int32)
-    left = _MAX_WORK // (4 + columns.shape[1] // 8) // len(transitions)
-    while (refined := _group_equal_rows(np.column_stack([kind, kind[columns]]))).max() > kind.max():
-        kind, left = refined, left - 1
-        if left < 0:
-            return ByteDFA(transitions, accepting)
-    order = np.full(kind.max() + 1, -1)
-    order[kind[DEAD_STATE]] = DEAD_STATE
-    if kind[START_STATE] != kind[DEAD_STATE]:
-        order[kind[START_STATE]] = START_STATE
-    rest = order < 0
-    order[rest] = np.arange(2, 2 + rest.sum())
-    number = order[kind]
-    smallest = np.zeros((max(2, number.max() + 1), 256), dtype=np.int32)
-    accepts = np.zeros(len(smallest), dtype=np.bool_)
-    smallest[number], accepts[number] = number[transitions], accepting
-    return ByteDFA(smallest, accepts)
-
-
-def _group_equal_rows(rows: NDArray[np.int32]) -> NDArray[np.int32]:
-    """A group number for each row, the same for equal rows."""
-    known: dict[bytes, int] = {}
-    return np.array([known.setdefault(row.tobytes(), len(known)) for row in rows], dtype=np.int32)
+def _outer_references(node: Node, side: int) -> Iterator[str]:
+    """The rules to which a node refers at its beginning (`side` 0) or end (-1)."""
+    match node:
+        case Reference(rule):
+            yield rule
+        case Concat(parts) if parts:
+            yield from _outer_references(parts[side], side)
+        case Alternation(options):
+            for option in options:
+                yield from _outer_references(option, side)

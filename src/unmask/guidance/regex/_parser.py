@@ -7,41 +7,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable
 
-
-@dataclass(frozen=True)
-class CharClass:
-    """One character of a class, in the syntax of `re`."""
-
-    source: str
-
-
-@dataclass(frozen=True)
-class Concat:
-    """One part after the other."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Alternation:
-    """Any one of the options."""
-
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A part `min_count` to `max_count` times; None is any number."""
-
-    part: Node
-    min_count: int
-    max_count: int | None
-
-
-Node: TypeAlias = CharClass | Concat | Alternation | Repeat
+from unmask.guidance.regex._expression import Alternation, CharClass, Concat, Node, Repeat
 
 _ATOM = re.compile(
     r"""
@@ -68,9 +36,19 @@ class _Parser:
             options.append(self.parse_concat())
         return options[0] if len(options) == 1 else Alternation(tuple(options))
 
-    def parse_concat(self) -> Node:
+    def parse_search(self) -> Node:
+        anything, options = Repeat(CharClass(r"[\s\S]"), 0, None), list[Node]()
+        while not options or self._accept("|"):
+            before = () if self._accept("^") else (anything,)
+            found = self.parse_concat(until="|)$")
+            options.append(Concat((*before, found, *(() if self._accept("$") else (anything,)))))
+        if self.pos < len(self.pattern):
+            raise self._unsupported("'$' before its end")
+        return Alternation(tuple(options))
+
+    def parse_concat(self, until: str = "|)") -> Node:
         parts: list[Node] = []
-        while self.pos < len(self.pattern) and self.pattern[self.pos] not in "|)":
+        while self.pos < len(self.pattern) and self.pattern[self.pos] not in until:
             parts.append(self._parse_quantifiers(self._parse_atom()))
         return Concat(tuple(parts))
 
@@ -127,18 +105,22 @@ class _Parser:
 
 
 def parse(pattern: str) -> Node:
-    """The syntax tree of a pattern; ValueError if it is malformed or not supported."""
+    """The tree of a pattern, which must match a text in full; ValueError if it is malformed or not supported."""
+    return _parse(pattern, _Parser.parse_alternation)
+
+
+def parse_search(pattern: str) -> Node:
+    """The tree of the texts in which a pattern is found, as in a JSON schema: `^` and `$` may begin and end it."""
+    return _parse(pattern, _Parser.parse_search)
+
+
+def _parse(pattern: str, rule: Callable[[_Parser], Node]) -> Node:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated syntax of `re`
             re.compile(pattern)
-        return _Parser(pattern).parse_alternation()
-    except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
+        return rule(_Parser(pattern))
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"the pattern {pattern[:60]!r} is not a regular expression: {error}") from None
     except RecursionError:
-        raise nested_too_deeply(pattern) from None
-
-
-def nested_too_deeply(pattern: str) -> ValueError:
-    """The error of a pattern that exceeds the interpreter's stack."""
-    return ValueError(f"the pattern {pattern[:60]!r} is nested too deeply; use fewer groups")
+        raise ValueError(f"the pattern {pattern[:60]!r} is nested too deeply; use fewer groups") from None

@@ -1,6 +1,6 @@
-"""A worker process that compiles patterns for a server: it can be killed at any time, and does not hold its GIL.
+"""A worker process that compiles structures for a server: it can be killed at any time, and does not hold its GIL.
 
-It reads a tokenizer as JSON from a pipe, then patterns, and answers each with an automaton or an error message.
+It reads a tokenizer as JSON from a pipe, then structures, and answers each with an automaton or an error message.
 Every message is a pickle, preceded by its length.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import tokenizers
 
 from unmask.data.tokenizers import Tokenizer
-from unmask.guidance.regex.token_dfa import token_dfa
+from unmask.guidance.regex.token_dfa import TokenDFA
 
 _MAX_MEMORY_BYTES = 2 << 30
 """Limit of the address space, in case the work budgets fail."""
@@ -29,7 +29,7 @@ def encode_message(message: Any) -> bytes:
     return struct.pack("<Q", len(content)) + content
 
 
-def main(requests: BinaryIO, responses: BinaryIO) -> None:
+def _main(requests: BinaryIO, responses: BinaryIO) -> None:
     """Answer requests until the pipe is closed."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
@@ -41,14 +41,14 @@ def main(requests: BinaryIO, responses: BinaryIO) -> None:
             tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(message))
             continue
         try:
-            answer: Any = token_dfa(message, tokenizer)
+            answer: Any = TokenDFA.compile(message, tokenizer)
         except ValueError as error:
             answer = str(error)
         except MemoryError:
-            answer = f"the pattern {message[:60]!r} takes too much memory; use fewer or smaller repeats"
+            answer = f"{message.subject} takes too much memory; use fewer or smaller repeats"
         responses.write(encode_message(answer))
         responses.flush()
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer)
+    _main(sys.stdin.buffer, sys.stdout.buffer)

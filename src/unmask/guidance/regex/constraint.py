@@ -1,4 +1,4 @@
-"""Constrained infilling: the text of a hole must match a regular expression, with any sampler.
+"""Constrained infilling: the text of a hole must match an expression, with any sampler.
 
 The network predicts each position independently, but a pattern makes the tokens of a hole dependent. So the
 queried tokens of a hole are drawn from left to right, each given the ones before it, from the product of the
@@ -33,7 +33,8 @@ from unmask.guidance.regex._backward_messages import (
     transition_plan,
 )
 from unmask.guidance.regex.limits import WorkBudget, cooperative_yield
-from unmask.guidance.regex.token_dfa import IntArray, TokenDFA, token_dfa
+from unmask.guidance.regex.token_dfa import IntArray, TokenDFA
+from unmask.guidance.structure.structure import Structure
 from unmask.types import LogX, NonFiniteError, Positions, RowFn, Times, Tokens
 
 _MAX_CHUNK_LOG_PROBS = 1 << 24
@@ -44,8 +45,8 @@ _EXTRA_SEARCH_TOKENS = 256
 _MAX_SUM_LOG_PROBS = 1 << 19
 """Log-probabilities that are summed by token class at once."""
 
-Regex: TypeAlias = str | TokenDFA
-"""A regular expression, or its compiled automaton."""
+Regex: TypeAlias = str | Structure | TokenDFA
+"""A regular expression, another structure, or its compiled automaton."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ class _SpanDraw:
 
     def future_log_weights(self, step: int) -> LogWeights:
         """[K]: the log-probability of all matching completions after a token of each class at query `step`."""
-        weights: LogWeights = self.messages[step][self.message_index, self.transitions[step][self.node]]
+        weights: LogWeights = self.messages[step][self.message_index, self.transitions[step].from_node(self.node)]
         return weights
 
 
@@ -91,8 +92,9 @@ class RegexConstraint(DenoiserWrapper):
     A single pattern applies to all holes; a sequence gives one per hole of every sequence, and None leaves a hole
     unconstrained. A hole's text is what it adds to the decoded sequence: a WordPiece tokenizer begins it with a
     space if a word precedes it. Draws at temperature 1 are from the exact conditional distribution; with other
-    sampling params each token is drawn given those before it, and the text matches as well. An instance belongs to
-    one canvas, and to one sampling run at a time.
+    sampling params each token is drawn given those before it, and the text matches as well. If holes `may_end`, what
+    must match is their text up to the first token that ends a text. An instance belongs to one canvas, and to one
+    sampling run at a time.
     """
 
     def __init__(
@@ -101,13 +103,15 @@ class RegexConstraint(DenoiserWrapper):
         tokens: Tokens,
         regex: Regex | Sequence[Regex | None],
         tokenizer: BaseTokenizer,
+        may_end: bool = False,
     ) -> None:
         super().__init__(denoiser)
+        end_ids = self.vocab.end_ids if may_end else ()
         self.tokens, self.current_tokens = tokens, tokens.clone()
         self.hole_ids = torch.full(tokens.shape, -1)
         self.holes: list[_Hole] = []
         for row, ids in enumerate(tokens.tolist()):
-            for hole in _find_holes(ids, self.vocab.mask_id, regex, tokenizer):
+            for hole in _find_holes(ids, self.vocab.mask_id, regex, tokenizer, end_ids):
                 self.hole_ids[row, hole.begin : hole.end] = len(self.holes)
                 self.holes.append(hole)
         _validate_lengths(self.holes)
@@ -185,7 +189,9 @@ class RegexConstraint(DenoiserWrapper):
             content = np.where(written == mask, FREE, self.token_classes[hole.dfa][written])
             content[[there - hole.begin for there, _ in queries]] = QUERIED
             moves = transition_plan(hole.dfa, hole.initial_state, tuple(content.tolist()))
-            work.setdefault(row, WorkBudget(hole.dfa.pattern, MAX_MESSAGE_WORK)).spend(sum(s.size for s in moves))
+            work.setdefault(row, WorkBudget(hole.dfa.subject, MAX_MESSAGE_WORK)).spend(
+                sum(len(s.targets) for s in moves)
+            )
             draws.append(_SpanDraw(hole, [query for _, query in sorted(queries)], moves))
         return draws
 
@@ -230,7 +236,9 @@ class RegexConstraint(DenoiserWrapper):
             values = buffer.evaluate(full_log_x, torch.tensor(queries, device=device))
             if step + 1 < max(len(draw.queries) for draw in part):
                 for draw, token in zip(part, _token_ids(values), strict=True):
-                    draw.node = int(draw.transitions[step][draw.node, self.token_classes[draw.hole.dfa][token]])
+                    draw.node = int(
+                        draw.transitions[step].from_node(draw.node)[self.token_classes[draw.hole.dfa][token]]
+                    )
 
 
 def _any_hole_repeats(sequence: Tensor, hole_ids: Tensor) -> bool:
@@ -301,7 +309,11 @@ def _token_ids(values: Tensor) -> list[int]:
 
 
 def _find_holes(
-    ids: list[int], mask_id: int, regex: Regex | Sequence[Regex | None], tokenizer: BaseTokenizer
+    ids: list[int],
+    mask_id: int,
+    regex: Regex | Sequence[Regex | None],
+    tokenizer: BaseTokenizer,
+    end_ids: tuple[int, ...],
 ) -> list[_Hole]:
     """The runs of masks that have a pattern."""
     runs, begin = [], 0
@@ -309,14 +321,20 @@ def _find_holes(
         length = len(list(run))
         runs += [(begin, begin + length)] if masked else []
         begin += length
-    patterns = [regex] * len(runs) if isinstance(regex, str | TokenDFA) else list(regex)
+    patterns = [regex] * len(runs) if isinstance(regex, str | Structure | TokenDFA) else list(regex)
     if len(patterns) != len(runs):
         raise ValueError(f"give one pattern, or one per hole ({len(runs)}); got {len(patterns)}")
     return [
-        _Hole(first, last, token_dfa(wanted, tokenizer) if isinstance(wanted, str) else wanted)
+        _Hole(first, last, _compiled(wanted, tokenizer, end_ids))
         for (first, last), wanted in zip(runs, patterns, strict=True)
         if wanted is not None
     ]
+
+
+def _compiled(wanted: Regex, tokenizer: BaseTokenizer, end_ids: tuple[int, ...]) -> TokenDFA:
+    structure = Structure.regex(wanted) if isinstance(wanted, str) else wanted
+    dfa = structure if isinstance(structure, TokenDFA) else TokenDFA.compile(structure, tokenizer)
+    return dfa.with_ends(end_ids) if end_ids else dfa
 
 
 def _validate_lengths(holes: list[_Hole]) -> None:
@@ -328,13 +346,13 @@ def _validate_lengths(holes: list[_Hole]) -> None:
         possible, more = automaton.match_lengths(start, length + _EXTRA_SEARCH_TOKENS)
         if not possible and more:
             raise ValueError(
-                f"a hole of {length} tokens cannot match {automaton.pattern[:60]!r}, and neither can one of up to"
+                f"a hole of {length} tokens cannot match {automaton.subject}, and neither can one of up to"
                 f" {length + _EXTRA_SEARCH_TOKENS} tokens"
             )
         if not possible:
-            raise ValueError(f"no sequence of the tokenizer's tokens matches the pattern {automaton.pattern!r}")
+            raise ValueError(f"no sequence of the tokenizer's tokens matches {automaton.subject}")
         near = min(possible, key=lambda other: abs(other - length))
         raise ValueError(
-            f"a hole of {length} tokens cannot match {automaton.pattern!r}, which needs at least"
+            f"a hole of {length} tokens cannot match {automaton.subject}, which needs at least"
             f" {possible[0]} tokens; the nearest length that can match is {near}"
         )

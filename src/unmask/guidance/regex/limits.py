@@ -1,4 +1,4 @@
-"""Bounds on the cost of a pattern: work budgets, caches of bounded size, and cooperative yields."""
+"""Bounds on the cost of an expression: work budgets, caches of bounded size, and cooperative yields."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ def cooperative_yield() -> None:
 
 
 class WorkBudget:
-    """Counts the work done for a pattern; ValueError if it exceeds `max_work`, independently of the machine's speed."""
+    """Counts the work done for an expression; ValueError if it exceeds `max_work`, whatever the machine's speed.
 
-    def __init__(self, pattern: str, max_work: int) -> None:
-        self.pattern, self.remaining = pattern, max_work
+    `subject` is what the message calls the expression.
+    """
+
+    def __init__(
+        self, subject: str, max_work: int, advice: str = "use fewer or smaller repeats, or shorter holes"
+    ) -> None:
+        self.subject, self.remaining, self.advice = subject, max_work, advice
 
     def spend(self, amount: int) -> None:
         """Count work that is about to be done."""
@@ -32,11 +37,8 @@ class WorkBudget:
             raise self.limit_error()
 
     def limit_error(self) -> ValueError:
-        """The error of a pattern that exceeds its budget."""
-        return ValueError(
-            f"the pattern {self.pattern[:60]!r} takes too much time or memory; use fewer or smaller repeats,"
-            " or shorter holes"
-        )
+        """The error of an expression that exceeds its budget."""
+        return ValueError(f"{self.subject} takes too much time or memory; {self.advice}")
 
 
 class LRUCache(Generic[_T]):

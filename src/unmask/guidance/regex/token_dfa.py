@@ -1,10 +1,10 @@
-"""A pattern as a DFA over tokens: which tokens may follow in each state, and the state that each leads to."""
+"""A structure as a DFA over tokens: which tokens may follow in each state, and the state that each leads to."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from unmask.data.tokenizers import BaseTokenizer
 from unmask.guidance.regex._byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
 from unmask.guidance.regex._token_bytes import token_bytes
 from unmask.guidance.regex.limits import LRUCache, WorkBudget, cooperative_yield
+from unmask.guidance.structure.structure import Structure
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.signedinteger[Any]]
@@ -37,8 +38,8 @@ class TokenDFA:
     State 0 is dead. Class 0 holds the tokens that are allowed nowhere.
     """
 
-    pattern: str
-    """The regular expression."""
+    subject: str
+    """What messages call it, as in `the pattern 'a+'`."""
     transitions: IntArray
     """[S, K]: the next state after a token of each class."""
     accepting: BoolArray
@@ -52,11 +53,35 @@ class TokenDFA:
     text_start_state: int
     """The start state of a hole at the beginning of a text."""
 
+    @classmethod
+    def compile(cls, structure: Structure, tokenizer: BaseTokenizer) -> TokenDFA:
+        """The automaton of a structure over a tokenizer's tokens, from the cache if it is there."""
+        return TOKEN_DFA_CACHE.get_or_build(
+            (structure, tokenizer), lambda: _build_token_dfa(structure, tokenizer), lambda dfa: dfa.num_bytes
+        )
+
     @property
     def num_bytes(self) -> int:
         """The size of the arrays in bytes."""
         arrays = (self.transitions, self.accepting, *self.edges, self.token_classes)
         return sum(array.nbytes for array in arrays)
+
+    def with_ends(self, end_ids: tuple[int, ...]) -> TokenDFA:
+        """The automaton of texts that may end before the hole does: by one of these tokens, after which any follow."""
+        return TOKEN_DFA_CACHE.get_or_build((self, end_ids), lambda: self._add_ends(end_ids), lambda dfa: dfa.num_bytes)
+
+    def _add_ends(self, end_ids: tuple[int, ...]) -> TokenDFA:
+        ended, end_class = self.transitions.shape
+        table = np.pad(self.transitions, ((0, 1), (0, 2)))  # a class of ends, and one of all else that is no text
+        table[:ended, end_class] = np.where(self.accepting, ended, DEAD_STATE)
+        table[ended, 1:] = ended
+        classes = np.where(self.token_classes == 0, end_class + 1, self.token_classes)
+        classes[[token for token in end_ids if token < len(classes)]] = end_class
+        finals = np.flatnonzero(self.accepting)
+        sources = np.concatenate([self.edges[0], finals, [ended]])
+        targets = np.concatenate([self.edges[1], np.full(len(finals) + 1, ended)])
+        accepting = np.append(self.accepting, True)
+        return replace(self, transitions=table, accepting=accepting, edges=(sources, targets), token_classes=classes)
 
     def successors(self, states: BoolArray) -> BoolArray:
         """The states [S] that are reached from any of `states` by one token."""
@@ -76,7 +101,7 @@ class TokenDFA:
         """The numbers of tokens, up to `max_length`, that a match from `state` can have; and whether longer
         matches may exist."""
         here = np.arange(len(self.transitions)) == state
-        found, work = list[int](), WorkBudget(self.pattern, _MAX_BYTE_STEPS)
+        found, work = list[int](), WorkBudget(self.subject, _MAX_BYTE_STEPS)
         for length in range(1, max_length + 1):
             work.spend(len(self.edges[0]))
             cooperative_yield()
@@ -88,17 +113,10 @@ class TokenDFA:
         return found, True
 
 
-def token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
-    """The automaton of a pattern over a tokenizer's tokens, from the cache if it is there."""
-    return TOKEN_DFA_CACHE.get_or_build(
-        (pattern, tokenizer), lambda: _build_token_dfa(pattern, tokenizer), lambda dfa: dfa.num_bytes
-    )
-
-
-def _build_token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
-    by_bytes = byte_dfa(pattern)
+def _build_token_dfa(structure: Structure, tokenizer: BaseTokenizer) -> TokenDFA:
+    by_bytes, subject = byte_dfa(structure.expression()), structure.subject
     inside, first = _sorted_token_bytes(tokenizer)
-    steps, pairs = WorkBudget(pattern, _MAX_BYTE_STEPS), WorkBudget(pattern, _MAX_STATE_TOKEN_PAIRS)
+    steps, pairs = WorkBudget(subject, _MAX_BYTE_STEPS), WorkBudget(subject, _MAX_STATE_TOKEN_PAIRS)
     number = {DEAD_STATE: DEAD_STATE, START_STATE: START_STATE} | ({} if first is inside else {_TEXT_START: 2})
     rows, todo = list[tuple[IntArray, IntArray]](), list(number)[1:]
     for state in todo:
@@ -118,12 +136,12 @@ def _build_token_dfa(pattern: str, tokenizer: BaseTokenizer) -> TokenDFA:
     ]
     accepting = np.array([state != _TEXT_START and by_bytes.accepting[state] for state in number])
     rows = [(tokens, own[reached]) for tokens, reached in rows]
-    table, edges, classes = _merge_token_classes(rows, tokenizer.vocab_size, WorkBudget(pattern, _MAX_TABLE_ENTRIES))
-    return TokenDFA(pattern, table, accepting, edges, classes, START_STATE, number.get(_TEXT_START, START_STATE))
+    table, edges, classes = _merge_token_classes(rows, tokenizer.vocab_size, WorkBudget(subject, _MAX_TABLE_ENTRIES))
+    return TokenDFA(subject, table, accepting, edges, classes, START_STATE, number.get(_TEXT_START, START_STATE))
 
 
 TOKEN_DFA_CACHE = LRUCache[TokenDFA](1 << 26)
-"""Automata by (pattern, tokenizer), up to 64 MiB."""
+"""Automata by (structure, tokenizer), up to 64 MiB."""
 
 
 class _SortedTokenBytes:

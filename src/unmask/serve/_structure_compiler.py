@@ -1,4 +1,4 @@
-"""Regular expressions of requests, compiled in a separate process so that other requests continue."""
+"""What the texts of requests must match, compiled in a separate process so that other requests continue."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from contextlib import suppress
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.guidance.regex.compile_worker import encode_message
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
+from unmask.guidance.structure.structure import Structure
 from unmask.serve._engine import DeadlineError, InternalError, QueueFullError
 
 _MAX_WAITING = 64
 
 
-class RegexCompiler:
-    """Compiles regular expressions to token DFAs of one tokenizer, one at a time, with a cache.
+class StructureCompiler:
+    """Compiles structures to token DFAs of one tokenizer, one at a time, with a cache.
 
     A second thread would block the engine's thread through Python's GIL, so a process of lower priority
-    compiles. It is started at the first expression, and killed when a request's deadline passes.
+    compiles. It is started at the first structure, and killed when a request's deadline passes.
     """
 
     def __init__(self, tokenizer: BaseTokenizer) -> None:
@@ -32,9 +33,9 @@ class RegexCompiler:
         self._lock = asyncio.Lock()
         self._waiting = 0
 
-    async def compile(self, regex: str, deadline: float) -> TokenDFA:
-        """The DFA of an expression; ValueError if it is not valid, DeadlineError if it takes too long."""
-        cached = TOKEN_DFA_CACHE.get((regex, self.tokenizer))
+    async def compile(self, structure: Structure, deadline: float) -> TokenDFA:
+        """The DFA of a structure; ValueError if it is not valid, DeadlineError if it takes too long."""
+        cached = TOKEN_DFA_CACHE.get((structure, self.tokenizer))
         if cached is not None:
             return cached
         if self._waiting >= _MAX_WAITING:
@@ -42,31 +43,31 @@ class RegexCompiler:
         self._waiting += 1
         try:
             async with asyncio.timeout(deadline - time.monotonic()), self._lock:
-                return TOKEN_DFA_CACHE.get((regex, self.tokenizer)) or await self._request(regex)
+                return TOKEN_DFA_CACHE.get((structure, self.tokenizer)) or await self._request(structure)
         except TimeoutError:
-            raise DeadlineError("the deadline has passed while the regular expression was being compiled") from None
+            raise DeadlineError(f"the deadline has passed while {structure.name} was being compiled") from None
         finally:
             self._waiting -= 1
 
-    async def _request(self, regex: str) -> TokenDFA:
+    async def _request(self, structure: Structure) -> TokenDFA:
         try:
             process = await self._ensure_process()
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(encode_message(regex))
+            process.stdin.write(encode_message(structure))
             await process.stdin.drain()
             (size,) = struct.unpack("<Q", await process.stdout.readexactly(8))
             answer = pickle.loads(await process.stdout.readexactly(size))
         except (OSError, asyncio.IncompleteReadError):
             await self.close()
-            raise InternalError("the regular expression could not be compiled") from None
+            raise InternalError(f"{structure.name} could not be compiled") from None
         except BaseException:  # otherwise the next request would read this answer
             await self.close()
             raise
         if isinstance(answer, str):
             raise ValueError(answer)
         assert isinstance(answer, TokenDFA)
-        TOKEN_DFA_CACHE.put((regex, self.tokenizer), answer, answer.num_bytes)
+        TOKEN_DFA_CACHE.put((structure, self.tokenizer), answer, answer.num_bytes)
         return answer
 
     async def _ensure_process(self) -> Process:
