@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.backbones import BackboneConfig
+from unmask.data.chat import ChatTemplate, Message
 from unmask.data.corpus import TextStats
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
@@ -60,10 +61,11 @@ class LanguageModel:
         *,
         both_strands: bool = False,
         plain_text: bool = False,
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         validate_tokenizer(tokenizer, denoiser.vocab)
         self.denoiser = denoiser
-        self.both_strands, self.plain_text = both_strands, plain_text
+        self.both_strands, self.plain_text, self.chat_template = both_strands, plain_text, chat_template
         self.tokenizer = tokenizer
         self.distributed = distributed
         self._encoder = TextEncoder(tokenizer, denoiser.vocab, self.parses_special_tokens)
@@ -91,8 +93,13 @@ class LanguageModel:
         """The same model for texts of others: special tokens that they spell out are plain text."""
         return self._replace(plain_text=True)
 
+    def with_chat_template(self, chat_template: ChatTemplate | None) -> LanguageModel:
+        """The same model with another chat template, which is saved with it."""
+        return self._replace(chat_template=chat_template)
+
     def _replace(self, **changes: Any) -> LanguageModel:
-        kept = {name: getattr(self, name) for name in ("distributed", "both_strands", "plain_text")}
+        names = ("distributed", "both_strands", "plain_text", "chat_template")
+        kept = {name: getattr(self, name) for name in names}
         return LanguageModel(self.denoiser, self.tokenizer, **{**kept, **changes})
 
     @property
@@ -196,13 +203,68 @@ class LanguageModel:
         sampler = resolve_sampler(self.denoiser, sampler)
         if process.has_masks and process.block_size is None and sampler.inner is None:
             # Blocks begin with the completion, so its noise does not depend on the prompt's position in the batch.
-            sampler = Blockwise(sampler=sampler, end_ids=self.vocab.end_ids)
+            sampler = Blockwise(sampler=sampler, end_ids=self.end_ids)
         if isinstance(length, int):
             self.check_memory(len(encoded), max(map(len, encoded), default=0) + length)
         tokens, valid = prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size)
         masked = valid & (tokens == self.vocab.mask_id)
         samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
-        return Completions(**vars(samples), completion_mask=masked, end_ids=self.vocab.end_ids)
+        return Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        length: int = 256,
+        *,
+        tools: Sequence[Message] | None = None,
+        sampler: Sampler | str | None = None,
+        seed: int = 0,
+        guidance: GuidanceFn | None = None,
+        **options: Any,
+    ) -> Completions:
+        """The assistant's answer to a conversation [{"role": "user", "content": ...}, ...], of at most `length` tokens.
+
+        The model's own chat template makes the prompt; `options` are those of `encode_chat`.
+        """
+        prompt = self.encode_chat(messages, tools=tools, **options)
+        return self.complete([prompt], length, sampler=sampler, seed=seed, guidance=guidance)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """The ids of a conversation in the model's chat template; special tokens in messages are plain text.
+
+        `options` are those of `ChatTemplate.render`. ValueError for a model without a template, or messages that it
+        refuses.
+        """
+        template, tokenizer = self.require_chat_template(), self.tokenizer
+        assert tokenizer is not None
+        ids = template.encode(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **options)
+        if self.vocab.mask_id in ids:
+            spelled = tokenizer.id_to_token(self.vocab.mask_id)
+            raise ValueError(f"a message or the chat template has the mask token {spelled}, which would be overwritten")
+        return ids
+
+    def require_chat_template(self) -> ChatTemplate:
+        """The chat template; ValueError if the model has none."""
+        if self.chat_template is None or self.tokenizer is None:
+            raise ValueError(
+                "this model has no chat template, so it cannot chat: it continues texts; a chat_template.jinja in its"
+                " folder would be one"
+            )
+        return self.chat_template
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text or, in a chat, an answer."""
+        if self.chat_template is None or self.tokenizer is None:
+            return self.vocab.end_ids
+        return tuple(dict.fromkeys((*self.vocab.end_ids, *self.chat_template.end_ids(self.tokenizer))))
 
     def blank_canvas(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""

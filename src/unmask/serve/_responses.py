@@ -117,7 +117,7 @@ class CompletionResponder:
         hole = _hole_ids(masked_text, ids)
         if self.request.suffix:
             return hole, False
-        ends = self.service.model.vocab.end_ids
+        ends = self.service.model.end_ids
         before = list(itertools.takewhile(lambda id_: id_ not in ends, hole))
         has_ended = len(before) < len(hole) and self.codec.mask_id not in before
         return (before, True) if has_ended else (hole, False)

@@ -1,0 +1,25 @@
+"""Conversations: messages, the templates that make text of them, and the calls of tools that models write."""
+
+from unmask.data.chat.messages import ASSISTANT, ROLES, Message, parse_messages, parse_tools
+from unmask.data.chat.template import (
+    CHAT_TEMPLATE_FILE,
+    CHAT_TEMPLATES,
+    ChatTemplate,
+    load_chat_template,
+    named_template,
+    without_guards,
+)
+
+__all__ = [
+    "ASSISTANT",
+    "CHAT_TEMPLATES",
+    "CHAT_TEMPLATE_FILE",
+    "ROLES",
+    "ChatTemplate",
+    "Message",
+    "load_chat_template",
+    "named_template",
+    "parse_messages",
+    "parse_tools",
+    "without_guards",
+]
