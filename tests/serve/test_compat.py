@@ -10,7 +10,7 @@ from live_server import LENGTH, LiveServer, language_model, live_server
 from unmask import Ancestral, SamplingParams
 from unmask.serve._api_docs import _EXAMPLES
 from unmask.serve._compat import IGNORED_FIELDS, NEUTRAL_VALUES
-from unmask.serve._schemas import ClassifyResponse, CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
+from unmask.serve._response_schemas import ClassifyResponse, CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
 
 GOOD = {"prompt": "ab", "max_tokens": 5, "steps": 3, "seed": 1}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unmask.data.tokenizers import REPLACEMENT_CHAR, BaseTokenizer, token_texts
 from unmask.sampling.canvas import Template, encode_template, parse_template
 from unmask.serve._jobs import GeneratedSequence, TokenEvent
-from unmask.serve._schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
+from unmask.serve._response_schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
 
 
 @dataclass(frozen=True)

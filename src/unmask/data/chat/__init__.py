@@ -9,6 +9,7 @@ from unmask.data.chat.template import (
     named_template,
     without_guards,
 )
+from unmask.data.chat.tool_calls import ToolCall, ToolFormat, tool_format
 
 __all__ = [
     "ASSISTANT",
@@ -17,9 +18,12 @@ __all__ = [
     "ROLES",
     "ChatTemplate",
     "Message",
+    "ToolCall",
+    "ToolFormat",
     "load_chat_template",
     "named_template",
     "parse_messages",
     "parse_tools",
+    "tool_format",
     "without_guards",
 ]
