@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.backbones import BackboneConfig
-from unmask.data.chat import ChatTemplate, Message
+from unmask.data.chat import ChatTemplate
 from unmask.data.corpus import TextStats
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
@@ -22,6 +22,7 @@ from unmask.guidance import AllowedTokens, BothStrands, Guidance, GuidanceFn
 from unmask.hardware.memory import check_memory
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
+from unmask.model._chat import ChatMethods
 from unmask.model._seeds import sequence_seeds, validate_seed
 from unmask.model._text_encoder import TextEncoder
 from unmask.model.denoiser import Denoiser, ModelConfig
@@ -50,7 +51,7 @@ def validate_tokenizer(tokenizer: BaseTokenizer | None, vocab: Vocab) -> None:
         )
 
 
-class LanguageModel:
+class LanguageModel(ChatMethods):
     """A denoiser with its tokenizer: sample, infill and score text."""
 
     def __init__(
@@ -197,6 +198,30 @@ class LanguageModel:
         All prompts share network calls. Completion i is drawn with seed + i, or with the i-th of several seeds, and
         is the same as alone.
         """
+        tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
+        masked = valid & (tokens == self.vocab.mask_id)
+        samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
+        return Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+
+    def complete_steps(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        length: int = 64,
+        *,
+        sampler: Sampler | str | None = None,
+        seed: int | Sequence[int] = 0,
+        guidance: GuidanceFn | None = None,
+    ) -> Iterator[Completions]:
+        """`complete` step by step: the canvas as it is given, then after each step, the finished one last."""
+        tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
+        masked = valid & (tokens == self.vocab.mask_id)
+        for samples in self.generate_steps(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance):
+            yield Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+
+    def _completion_canvas(
+        self, prompts: Sequence[str | Sequence[int]], length: int, sampler: Sampler | str | None
+    ) -> tuple[Tokens, Tensor, Sampler]:
+        """`length` masks after each prompt, which positions are text, and the sampler that fills them."""
         if isinstance(prompts, str):
             raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
         process, encoded = self.denoiser.process, [self._encoder.encode(prompt) for prompt in prompts]
@@ -206,65 +231,7 @@ class LanguageModel:
             sampler = Blockwise(sampler=sampler, end_ids=self.end_ids)
         if isinstance(length, int):
             self.check_memory(len(encoded), max(map(len, encoded), default=0) + length)
-        tokens, valid = prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size)
-        masked = valid & (tokens == self.vocab.mask_id)
-        samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
-        return Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        length: int = 256,
-        *,
-        tools: Sequence[Message] | None = None,
-        sampler: Sampler | str | None = None,
-        seed: int = 0,
-        guidance: GuidanceFn | None = None,
-        **options: Any,
-    ) -> Completions:
-        """The assistant's answer to a conversation [{"role": "user", "content": ...}, ...], of at most `length` tokens.
-
-        The model's own chat template makes the prompt; `options` are those of `encode_chat`.
-        """
-        prompt = self.encode_chat(messages, tools=tools, **options)
-        return self.complete([prompt], length, sampler=sampler, seed=seed, guidance=guidance)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Message] | None = None,
-        add_generation_prompt: bool = True,
-        **options: Any,
-    ) -> list[int]:
-        """The ids of a conversation in the model's chat template; special tokens in messages are plain text.
-
-        `options` are those of `ChatTemplate.render`. ValueError for a model without a template, or messages that it
-        refuses.
-        """
-        template, tokenizer = self.require_chat_template(), self.tokenizer
-        assert tokenizer is not None
-        ids = template.encode(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **options)
-        if self.vocab.mask_id in ids:
-            spelled = tokenizer.id_to_token(self.vocab.mask_id)
-            raise ValueError(f"a message or the chat template has the mask token {spelled}, which would be overwritten")
-        return ids
-
-    def require_chat_template(self) -> ChatTemplate:
-        """The chat template; ValueError if the model has none."""
-        if self.chat_template is None or self.tokenizer is None:
-            raise ValueError(
-                "this model has no chat template, so it cannot chat: it continues texts; a chat_template.jinja in its"
-                " folder would be one"
-            )
-        return self.chat_template
-
-    @cached_property
-    def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text or, in a chat, an answer."""
-        if self.chat_template is None or self.tokenizer is None:
-            return self.vocab.end_ids
-        return tuple(dict.fromkeys((*self.vocab.end_ids, *self.chat_template.end_ids(self.tokenizer))))
+        return *prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size), sampler
 
     def blank_canvas(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""

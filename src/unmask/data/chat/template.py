@@ -136,6 +136,10 @@ class ChatTemplate:
         except ValueError:
             return ""
 
+    def cut_answer(self, text: str) -> str:
+        """An answer up to the end of its turn, where that is spelled in plain text."""
+        return text.split(self.turn_end)[0] if self.turn_end else text
+
     def end_ids(self, tokenizer: BaseTokenizer) -> tuple[int, ...]:
         """The special token that ends an answer, if there is one."""
         first = next((name for name in self.control_tokens if self.turn_end.startswith(name)), None)
