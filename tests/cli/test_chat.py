@@ -14,6 +14,9 @@ import unmask
 from chat_models import chat_model
 from unmask import Confidence
 from unmask.cli._watch import _MASK_GLYPH
+from unmask.data.chat import named_template
+from unmask.data.corpus import Corpus
+from unmask.data.readers import ChatRecord
 
 Command = Any
 QUICK = ("--steps", "4", "--length", "12")
@@ -138,3 +141,72 @@ def test_a_terminal_shows_drafts_and_survives_mistakes(
     assert _MASK_GLYPH in done.err
     assert done.out.count("\n") >= 1
     assert lines == ["Again", EOFError]
+
+
+def test_training_on_conversations(
+    command: Command, chatty: str, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The model's template makes the rows, goes into the run, and comes out with the model."""
+    chats = [
+        [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": str(n)}] * (1 + n % 2)
+        for n in range(40)
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    run = tmp_path / "run"
+    train = ("train", "chat", "--sources", str(file), "--steps", "2", "--set", "training.batch_size=4")
+    done = command(*train, "layout.length=64", "--init-from", chatty, "--out", str(run))
+    assert done.code == 0, done.err
+    template = chat_model().chat_template
+    assert unmask.load(run).chat_template == template
+    corpus = Corpus.open(run / "corpus")
+    assert corpus.manifest.prepare.source.pair_format == ChatRecord(template=template)
+    assert sum(split.num_documents for split in corpus.splits.values()) == 60
+    tokens, lengths = corpus.splits["train"], corpus.splits["train"].prompt_lengths
+    assert lengths is not None
+    row = tokens.read(0, int(tokens.document_ends[0])).tolist()
+    prompt = unmask.load(chatty).encode_chat(chats[0][:1])
+    assert row[: len(prompt)] == prompt
+    assert lengths[0] == len(prompt)
+    assert command(*train, "layout.length=64", "--init-from", chatty, "--out", str(run)).code == 0  # resumes
+    assert command("export", str(run), str(tmp_path / "exported")).code == 0
+    assert unmask.load(tmp_path / "exported").chat_template == template
+    done = command(*train, "layout.length=16", "--init-from", folder, "--out", str(tmp_path / "other"))
+    assert done.code == 2
+    assert "has no chat template to learn conversations with" in done.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_new_model_learns_the_plain_form(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = [{"role": "user", "content": "a <|endoftext|>"}, {"role": "assistant", "content": "b"}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text((json.dumps({"messages": chat}) + "\n") * 40)
+    small = ("backbone.width=32", "backbone.depth=1", "backbone.heads=2", "layout.length=64", "training.batch_size=4")
+    pairs = ("prepare.source.pair_format=ChatRecord", "layout=PromptCompletionRows", "tokenizer=bytes", *small)
+    options = ("--sources", str(file), "--steps", "2", "--out", str(tmp_path / "run"), "--set", *pairs)
+    done = command("train", "stdlib-tiny", *options)
+    assert done.code == 0, done.err
+    lm = unmask.load(tmp_path / "run")
+    assert lm.chat_template is not None
+    assert lm.chat_template.source == named_template("plain").source
+    assert lm.tokenizer is not None
+    assert lm.tokenizer.decode(lm.encode_chat(chat[:1])) == "user:\na <|endoftext|>\n\nassistant:\n"
+    pipe(monkeypatch, "a\n")
+    assert command("chat", str(tmp_path / "run"), "--steps", "2", "--length", "8").code == 0
+
+
+def test_preparing_with_a_template(command: Command, chatty: str, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text((json.dumps({"talk": chat, "tools": []}) + "\n") * 40)
+    prepare = ("prepare", str(file), "--messages", "talk", "--tools", "tools", "--tokenizer", chatty)
+    done = command(*prepare, "--chat-template", chatty, "--out", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    corpus = Corpus.open(tmp_path / "out")
+    ids = corpus.splits["train"].read(0, int(corpus.splits["train"].document_ends[0])).tolist()
+    assert corpus.tokenizer.decode(ids).startswith("<|im_start|>user\na<|im_end|>\n")
+    assert ids[0] == corpus.tokenizer.vocab["<|im_start|>"]
+    done = command(*prepare, "--chat-template", "nothing", "--out", str(tmp_path / "out"))
+    assert (done.code, "there is no chat template 'nothing'" in done.err) == (2, True)
+    done = command("prepare", str(file), "--chat-template", "plain", "--out", str(tmp_path / "out"))
+    assert (done.code, "--chat-template and --tools are for --messages" in done.err) == (2, True)
