@@ -75,7 +75,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     (folder / "questions.txt").write_text("Who are you?\nWhat is 1 + 1?\n")
-    save(chat_model(length=128), folder / "runs" / "chat")
+    save(chat_model(), folder / "runs" / "chat")
     _write_task(folder / "my_tasks")
     shutil.copytree(folder / "my_texts", folder / "my_data" / "wikitext2")
     shutil.copy(ROOT / "README.md", folder / "my_data" / "wikitext2" / "train.tokens")

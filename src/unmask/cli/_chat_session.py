@@ -10,7 +10,7 @@ from typing import Any
 
 from unmask.cli._arguments import print_json
 from unmask.cli._generation_options import GenerationOptions
-from unmask.cli._watch import watch
+from unmask.cli._watch import CONTROL_PICTURES, watch
 from unmask.config import lookup
 from unmask.data.chat import ASSISTANT, parse_messages
 from unmask.io.atomic import atomic_file
@@ -89,7 +89,7 @@ class ChatSession:
 
     def _print(self, done: Completions, text: str, room: int) -> None:
         if not self.as_json:
-            print(text, flush=True)
+            print(text.translate(CONTROL_PICTURES) if sys.stdout.isatty() else text, flush=True)
             return
         tokens = len(done.ids[0])
         reason = "length" if tokens == room and text == done.text else "stop"
