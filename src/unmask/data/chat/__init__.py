@@ -1,7 +1,7 @@
 """Conversations: messages, the templates that make text of them, and the calls of tools that models write."""
 
-from unmask.data.chat.messages import ASSISTANT, ROLES, Message, parse_messages, parse_tools
-from unmask.data.chat.template import (
+from unmask.data.chat._messages import ASSISTANT, ROLES, Message, parse_messages, parse_tools
+from unmask.data.chat._template import (
     CHAT_TEMPLATE_FILE,
     CHAT_TEMPLATES,
     ChatTemplate,
@@ -9,7 +9,7 @@ from unmask.data.chat.template import (
     named_template,
     without_guards,
 )
-from unmask.data.chat.tool_calls import ToolCall, ToolFormat, tool_format
+from unmask.data.chat._tool_calls import ToolCall, ToolFormat, tool_format
 
 __all__ = [
     "ASSISTANT",

@@ -22,7 +22,7 @@ from unmask.data.tokenizers import BaseTokenizer, load_tokenizer
 from unmask.io.untrusted import read_bytes, read_json_object
 
 if TYPE_CHECKING:
-    from unmask.data.chat.messages import Message
+    from unmask.data.chat._messages import Message
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILES = ("special_tokens_map.json", "tokenizer_config.json")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.data.chat.template import ChatTemplate
+from unmask.data.chat._template import ChatTemplate
 
 
 @dataclass(frozen=True)
