@@ -218,7 +218,7 @@ def sft() -> Experiment:
     )
 
 
-def chat() -> Experiment:
+def _chat() -> Experiment:
     """Go on from a chat model (--init-from) with conversations (--sources chats.jsonl), by LoRA of rank 16."""
     base = sft()
     return replace(base, prepare=PrepareConfig(source=SourceConfig(pair_format=ChatRecord())))
@@ -238,5 +238,5 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "mosaicbert": mosaicbert,
     "finetune": finetune,
     "sft": sft,
-    "chat": chat,
+    "chat": _chat,
 }
