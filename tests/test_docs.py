@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from chat_models import chat_model
 from doc_examples import (
     BIN,
     ROOT,
@@ -29,6 +30,7 @@ from doc_examples import (
 )
 from reference_models import write_reference_model
 from test_seams import EXAMPLES
+from unmask import save
 from unmask.cli import main
 
 SMALL = "--set backbone.width=32 backbone.depth=1 backbone.heads=2 eval_windows=8"
@@ -70,6 +72,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(pairs, renamed, strict=True))
     )
+    chats = [
+        [{"role": "user", "content": p["prompt"]}, {"role": "assistant", "content": p["completion"]}] for p in pairs
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    (folder / "questions.txt").write_text("Who are you?\nWhat is 1 + 1?\n")
+    save(chat_model(), folder / "runs" / "chat")
     _write_task(folder / "my_tasks")
     shutil.copytree(folder / "my_texts", folder / "my_data" / "wikitext2")
     shutil.copy(ROOT / "README.md", folder / "my_data" / "wikitext2" / "train.tokens")
@@ -177,7 +185,8 @@ def _carried_out(
 ) -> tuple[int, str, str]:
     """In this process where that is the same: a new one takes seconds to import torch."""
     words = command.split()
-    if words[0] in LATER or words[:2] == ["unmask", "serve"] or " unmask serve " in command:
+    typed = words[:2] == ["unmask", "chat"] and "<" not in words  # in a terminal; tests/cli/test_chat.py
+    if typed or words[0] in LATER or words[:2] == ["unmask", "serve"] or " unmask serve " in command:
         return 0, "elsewhere", ""
     if words[:2] == ["python", "-m"]:
         return _known_options(words[2], words[3:])

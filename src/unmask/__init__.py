@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.baselines import SSDLM as SSDLM
     from unmask.baselines import Plaid as Plaid
     from unmask.classification import load_classifier as load_classifier
+    from unmask.data.chat import ChatTemplate as ChatTemplate
     from unmask.data.loader import RowLayout as RowLayout
     from unmask.data.loader.genome import GenomeWindows as GenomeWindows
     from unmask.data.loader.layouts import PerDocument as PerDocument
@@ -110,6 +111,7 @@ if not TYPE_CHECKING:
         SamplingParams="diffusion.categorical",
         Schedule="diffusion.schedule",
         TimeConditioning="backbones.dit",
+        ChatTemplate="data.chat",
         Tokenizer="data.tokenizers",
         Vocab="types",
         load="pretrained",

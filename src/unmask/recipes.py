@@ -10,7 +10,7 @@ from unmask.backbones.dit import DiTConfig, LocalInit
 from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import PrepareConfig
 from unmask.data.loader import GenomeWindows, PerDocument, PromptCompletionRows, Wrapped
-from unmask.data.readers import PromptCompletion, SourceConfig
+from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM, MLM
 from unmask.training.config import TrainingConfig
@@ -218,6 +218,12 @@ def sft() -> Experiment:
     )
 
 
+def _chat() -> Experiment:
+    """Go on from a chat model (--init-from) with conversations (--sources chats.jsonl), by LoRA of rank 16."""
+    base = sft()
+    return replace(base, prepare=PrepareConfig(source=SourceConfig(pair_format=ChatRecord())))
+
+
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "stdlib-tiny": stdlib_tiny,
     "text8-tiny": text8_tiny,
@@ -232,4 +238,5 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "mosaicbert": mosaicbert,
     "finetune": finetune,
     "sft": sft,
+    "chat": _chat,
 }

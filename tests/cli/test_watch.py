@@ -65,7 +65,7 @@ def test_any_bytes_can_be_shown_and_none_is_lost(tokens: list[tuple[int, bool]])
     shown = _styled_pieces(row, changed(row, before), MASK, BYTES.decode, "")
     runs = [(hidden, list(run)) for hidden, run in groupby(row, key=lambda token: token == MASK)]
     whole = "".join(_MASK_GLYPH * len(run) if hidden else BYTES.decode(run) for hidden, run in runs)
-    assert plain(shown) == whole.translate(watch._CONTROL_PICTURES)
+    assert plain(shown) == whole.translate(watch.CONTROL_PICTURES)
     steering = {chr(code) for code in [*range(32), *range(0x7F, 0xA0)]} - {"\n"}
     assert not steering & set(plain(shown))
 

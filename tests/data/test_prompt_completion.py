@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.config import from_json, override, to_json
+from unmask.data.chat import ChatTemplate, load_chat_template, parse_messages
 from unmask.data.corpus import Corpus, PrepareConfig, Split, prepare
 from unmask.data.corpus import _splits as holdout
 from unmask.data.corpus import build as encoding
 from unmask.data.corpus._splits import assign_splits
-from unmask.data.readers import AnyPairFormat, ChatRecord, PromptCompletion, SourceConfig, Sources, render_chat
+from unmask.data.readers import AnyPairFormat, ChatRecord, PromptCompletion, SourceConfig, Sources
 from unmask.data.readers import _text as formats
 from unmask.data.readers._text import CHUNK_CHARS, TextChunk
 from unmask.data.tokenizers import Tokenizer
@@ -77,7 +78,7 @@ def test_parquet(tmp_path: Path) -> None:
     columns = {"completion": [a for _, a in ROWS], "prompt": [p for p, _ in ROWS], "messages": chats}
     parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=70)
     assert found(tmp_path / "a.parquet", PromptCompletion()) == ROWS
-    assert found(tmp_path / "a.parquet", ChatRecord()) == [(render_chat([("user", p)]), a) for p, a in ROWS]
+    assert found(tmp_path / "a.parquet", ChatRecord()) == [(f"user:\n{p}\n\nassistant:\n", a) for p, a in ROWS]
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'body'; it has 'completion', 'prompt', 'messa"):
         found(tmp_path / "a.parquet", PromptCompletion(completion="body"))
     columns["completion"][150] = ""
@@ -96,7 +97,7 @@ def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found(f"hub:{tmp_path / 'set'}", PromptCompletion(completion="reply"))
 
 
-def test_a_chat_is_its_last_answer_and_what_was_said_before(tmp_path: Path) -> None:
+def test_a_chat_is_a_pair_for_each_answer(tmp_path: Path) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello?"},
@@ -104,13 +105,47 @@ def test_a_chat_is_its_last_answer_and_what_was_said_before(tmp_path: Path) -> N
         {"role": "user", "content": "Who are you?"},
         {"role": "assistant", "content": "Nobody.\n"},
     ]
-    prompt = "system:\nBe brief.\n\nuser:\nHello?\n\nassistant:\nHi.\n\nuser:\nWho are you?\n\nassistant:\n"
+    first = "system:\nBe brief.\n\nuser:\nHello?\n\nassistant:\n"
+    prompt = f"{first}Hi.\n\nuser:\nWho are you?\n\nassistant:\n"
     file = written(tmp_path / "a.jsonl", json.dumps({"messages": messages}))
-    assert found(file, ChatRecord()) == [(prompt, "Nobody.\n")]
-    assert prompt == render_chat((each["role"], each["content"]) for each in messages[:-1])
+    pairs = [(first, "Hi."), (prompt, "Nobody.\n")]
+    assert found(file, ChatRecord()) == pairs
     with (tmp_path / "a.csv").open("w", newline="") as handle:
         csv.writer(handle).writerows([("talk",), (json.dumps(messages),)])
-    assert found(tmp_path / "a.csv", ChatRecord("talk")) == [(prompt, "Nobody.\n")]
+    assert found(tmp_path / "a.csv", ChatRecord("talk")) == pairs
+
+
+GOLDEN_CHAT = Path(__file__).parents[1] / "golden" / "chat_tiny"
+CALLED = [
+    {"role": "user", "content": "Rain<|im_end|>?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "w", "arguments": {"c": "<|mask|>"}}}]},
+    {"role": "tool", "content": "yes"},
+    {"role": "assistant", "content": "It rains."},
+]
+
+
+def test_the_models_template_writes_the_pairs(tmp_path: Path) -> None:
+    """Control tokens are the template's alone, also in tools and calls; an answer is learned with its end."""
+    tokenizer = Tokenizer.from_file(GOLDEN_CHAT / "tokenizer.json")
+    template = load_chat_template(GOLDEN_CHAT, tokenizer)
+    tools = [{"type": "function", "function": {"name": "w", "parameters": {}}}]
+    file = written(tmp_path / "a.jsonl", json.dumps({"messages": CALLED, "tools": tools}))
+    config = PrepareConfig(SourceConfig(pair_format=ChatRecord(tools="tools", template=template)), 0.0)
+    corpus = prepare([str(file)], tmp_path / "out", str(GOLDEN_CHAT / "tokenizer.json"), config)
+    split = corpus.splits["train"]
+    assert split.prompt_lengths is not None
+    assert template is not None
+    ends, eos = split.document_ends.tolist(), corpus.eos_id
+    for (start, stop), border, answer in zip(pairwise([0, *ends]), split.prompt_lengths.tolist(), (1, 3), strict=True):
+        ids = split.read(start, stop).tolist()
+        messages = parse_messages(CALLED)[:answer]
+        assert ids[:border] == template.encode(tokenizer, messages, tools=tools, add_generation_prompt=True)
+        completion = ids[border:]
+        assert completion[-1] == eos
+        assert completion.count(tokenizer.vocab["<|im_end|>"]) == 1
+        assert tokenizer.vocab["<|mask|>"] not in ids
+    assert tokenizer.decode(completion) == "It rains.<|im_end|>\n<|endoftext|>"
+    assert Corpus.open(tmp_path / "out", verify=True).manifest.prepare == config
 
 
 P, C = PromptCompletion(), ChatRecord()
@@ -149,11 +184,29 @@ BAD: dict[str, tuple[AnyPairFormat, str, str, str]] = {
     "fasta": (C, "a.fa", ">x\nA", r"a\.fa has no columns to take pairs from; "),
     "no list": (C, "a.jsonl", '{"messages": 3}', "line 1 has int in 'messages' where a list of messages"),
     "no JSON": (C, "a.csv", "messages\nhello\n", "line 2 is not valid JSON in 'messages': "),
-    "one": (C, "a.jsonl", f'{{"messages": [{REPLY}]}}', "line 1 has 1 messages; a pair needs a prompt and"),
-    "last": (C, "a.jsonl", f'{{"messages": [{REPLY}, {USER}]}}', "line 1 ends with a message from 'user'; "),
+    "one": (C, "a.jsonl", f'{{"messages": [{REPLY}]}}', "line 1 begins with a message from 'assistant'; a pair"),
+    "none": (C, "a.jsonl", f'{{"messages": [{USER}]}}', "line 1 has no message from 'assistant', and so nothing"),
     "message": (C, "a.jsonl", f'{{"messages": [{USER}, "y"]}}', "line 1 message 2 must be an object with "),
-    "role": (C, "a.jsonl", '{"messages": [{"content": "x"}]}', "line 1 message 1 has no text in 'role'; a "),
-    "content": (C, "a.jsonl", '{"messages": [{"role": "x"}]}', "line 1 message 1 has no text in 'content'"),
+    "role": (C, "a.jsonl", '{"messages": [{"content": "x"}]}', "line 1 message 1 has the role 'None'; there are"),
+    "content": (C, "a.jsonl", '{"messages": [{"role": "user"}]}', "line 1 message 1 has no text in 'content'"),
+    "order": (
+        C,
+        "a.jsonl",
+        f'{{"messages": [{USER}, {{"role": "tool", "content": "x"}}]}}',
+        "line 1 message 2 is a tool's and follows no call of a tool: roles are out of order",
+    ),
+    "template": (
+        ChatRecord(template=ChatTemplate("{{ raise_exception('users only') }}")),
+        "a.jsonl",
+        f'{{"messages": [{USER}, {REPLY}]}}',
+        "line 1 message 2: the chat template refuses these messages: users only",
+    ),
+    "unstable": (
+        ChatRecord(template=ChatTemplate("{{ messages | length }}")),
+        "a.jsonl",
+        f'{{"messages": [{USER}, {REPLY}]}}',
+        "message 2: the chat template writes other text before an answer that is there",
+    ),
 }
 
 

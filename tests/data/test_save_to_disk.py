@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig, Sources, render_chat
+from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig, Sources
 from unmask.io import errors
 
 arrow = pytest.importorskip("pyarrow")
@@ -69,7 +69,7 @@ def test_as_the_package_writes_it(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"text": ["x", "y", "z"], "messages": chats})
     rows.filter(lambda row: row["text"] != "y").save_to_disk(tmp_path / "one", num_shards=2)
     assert texts(tmp_path / "one") == ["x", "z"]
-    assert texts(tmp_path / "one", pair_format=ChatRecord()) == [render_chat([("user", "q")]) + a for a in ("a0", "a2")]
+    assert texts(tmp_path / "one", pair_format=ChatRecord()) == ["user:\nq\n\nassistant:\n" + a for a in ("a0", "a2")]
     datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "two")
     assert texts(tmp_path / "two") == ["x", "y", "z"]
     assert texts(tmp_path / "two" / "test") == ["y"]

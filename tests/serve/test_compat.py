@@ -9,8 +9,15 @@ import pytest
 from live_server import LENGTH, LiveServer, language_model, live_server
 from unmask import Ancestral, SamplingParams
 from unmask.serve._api_docs import _EXAMPLES
+from unmask.serve._chat_schemas import ChatResponse
 from unmask.serve._compat import IGNORED_FIELDS, NEUTRAL_VALUES
-from unmask.serve._schemas import ClassifyResponse, CompletionResponse, InfillResponse, ScoreResponse, TokenizeResponse
+from unmask.serve._response_schemas import (
+    ClassifyResponse,
+    CompletionResponse,
+    InfillResponse,
+    ScoreResponse,
+    TokenizeResponse,
+)
 
 GOOD = {"prompt": "ab", "max_tokens": 5, "steps": 3, "seed": 1}
 
@@ -155,7 +162,7 @@ def test_bodies_that_are_none(server: LiveServer, body: bytes, status: int, told
 @pytest.mark.parametrize(
     ("method", "path", "status", "told"),
     [
-        ("POST", "/v1/chat/completions", 404, "does not chat: POST /v1/completions continues"),
+        ("POST", "/api/chat", 404, "POST /v1/chat/completions answers conversations"),
         ("POST", "/v1/embeddings", 404, "makes no embeddings"),
         ("POST", "/v1/fim/completions", 404, "POST /v1/infill fills any holes"),
         ("POST", "/completions", 404, "did you mean POST /v1/completions?"),
@@ -174,7 +181,7 @@ def test_routes_that_are_none(server: LiveServer, method: str, path: str, status
 
 def test_the_schema_says_what_programs_need(server: LiveServer) -> None:
     schema = server.http.get("/openapi.json").json()
-    for path in ("/v1/infill", "/v1/completions"):
+    for path in ("/v1/infill", "/v1/completions", "/v1/chat/completions"):
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(content) == {"application/json", "text/event-stream"}
         assert "$ref" in content["application/json"]["schema"]
@@ -199,7 +206,7 @@ def test_the_reference_speaks_of_the_server_that_was_asked(server: LiveServer) -
     assert all(name in page for name in (*IGNORED_FIELDS, *NEUTRAL_VALUES))
     icon = server.http.get("/favicon.ico")
     assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
-    kinds = (InfillResponse, CompletionResponse, ScoreResponse, ClassifyResponse, TokenizeResponse)
+    kinds = (InfillResponse, CompletionResponse, ChatResponse, ScoreResponse, ClassifyResponse, TokenizeResponse)
     for (request, answer), kind in zip(_EXAMPLES.values(), kinds, strict=True):
         kind.model_validate(answer, strict=True, extra="forbid")
         assert request

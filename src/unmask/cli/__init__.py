@@ -23,6 +23,7 @@ COMMANDS = {
     "sample": "generate.sample",
     "complete": "generate.complete",
     "infill": "generate.infill",
+    "chat": "chat.chat",
     "serve": "serve.serve",
     "score": "score.score",
     "eval": "evaluate.evaluate",

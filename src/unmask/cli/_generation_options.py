@@ -208,7 +208,7 @@ def make_sampler(
     sampler: Sampler = found
     if params is not None:  # else, an object of the user's keeps its own
         sampler = sampler.with_params(params, name)
-    return sampler if blocks["block_size"] is None else Blockwise(sampler=sampler, end_ids=lm.vocab.end_ids, **blocks)
+    return sampler if blocks["block_size"] is None else Blockwise(sampler=sampler, end_ids=lm.end_ids, **blocks)
 
 
 def _change_sampler(sampler: Sampler, changes: tuple[str, ...]) -> Sampler:

@@ -25,6 +25,8 @@ def prepare(
     prompt: str | None = None,
     completion: str | None = None,
     messages: str | None = None,
+    tools: str | None = None,
+    chat_template: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
     interval_bases: int | None = None,
@@ -56,7 +58,9 @@ def prepare(
         column: The column of tables that holds the text.
         prompt: For prompt-completion pairs: the column or field of the prompt.
         completion: For prompt-completion pairs: the column or field of the completion.
-        messages: For chats: the column or field with the list of messages; the last one is the completion.
+        messages: For chats: the column or field with the list of messages; each answer is a completion.
+        tools: For chats: the column or field with the tools that the assistant may call.
+        chat_template: For chats: a model's folder, or plain, chatml, headers or roles; plain by default.
         encoding: The encoding of text files, as in latin-1 or utf-16.
         delimiter: The delimiter of csv and tsv files, as in ';' or tab.
         interval_bases: Extend each interval of a BED file from its start to so many bases.
@@ -70,6 +74,10 @@ def prepare(
     part = _parse_shard(shard)
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
     pairs = _pair_format(prompt, completion, messages)
+    if messages is None and (tools is not None or chat_template is not None):
+        raise ValueError("--chat-template and --tools are for --messages: name the column of the conversations")
+    if messages is not None:
+        pairs = _chat_format(messages, tools, chat_template, tokenizer)
     source = SourceConfig(lines, field, column, pairs, encoding, delimiter, interval_bases)
     options = PrepareConfig(source, validation_fraction, part, allow_unknown, valid_sources=valid_sources)
     size = Sources(sources).text_bytes()
@@ -87,6 +95,23 @@ def _pair_format(prompt: str | None, completion: str | None, messages: str | Non
     if prompt is not None and completion is not None:
         return PromptCompletion(prompt, completion)
     return None if messages is None else ChatRecord(messages)
+
+
+def _chat_format(messages: str, tools: str | None, template: str | None, tokenizer: str) -> AnyPairFormat:
+    """Conversations in a template by its name, or in that of a model's folder."""
+    from unmask.data.chat import load_chat_template, named_template
+    from unmask.data.readers import ChatRecord
+    from unmask.data.tokenizers import get_tokenizer
+
+    if template is None:
+        return ChatRecord(messages, tools)
+    if Path(template).is_dir():
+        found = load_chat_template(Path(template))
+        if found is None:
+            raise ValueError(f"{template} has no chat template")
+        return ChatRecord(messages, tools, found)
+    known = None if tokenizer.startswith("bpe:") else get_tokenizer(tokenizer)
+    return ChatRecord(messages, tools, named_template(template, known))
 
 
 def _parse_shard(text: str | None) -> tuple[int, int] | None:

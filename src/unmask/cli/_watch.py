@@ -30,12 +30,13 @@ _StyledText: TypeAlias = tuple[str, str]
 """A text and its style."""
 _DecodeFn: TypeAlias = Callable[[Sequence[int]], str]
 
-_CONTROL_PICTURES: dict[int, int | str] = {
+CONTROL_PICTURES: dict[int, int | str] = {
     **{code: 0x2400 + code for code in range(32)},  # ␛ for escape: a model must not control the terminal
     **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
     ord("\n"): "\n",
     ord("\t"): "    ",
 }
+"""What is shown in place of control characters."""
 
 
 def watch(frames: Iterable[Samples], mask_id: int, delay: float) -> Samples:
@@ -108,7 +109,7 @@ def _decode_run(ids: list[int], is_new: list[bool], decode: _DecodeFn) -> Iterat
     cuts = [i for i in range(1, len(ids)) if is_new[i] != is_new[i - 1]]
     ends = [_common_prefix_length(decode(ids[:cut]), text) for cut in cuts]
     for start, (first, last) in zip([0, *cuts], pairwise([0, *ends, len(text)]), strict=True):
-        yield text[first:last].translate(_CONTROL_PICTURES), _NEW_STYLE if is_new[start] else _OLD_STYLE
+        yield text[first:last].translate(CONTROL_PICTURES), _NEW_STYLE if is_new[start] else _OLD_STYLE
 
 
 def _common_prefix_length(one: str, other: str) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.backbones import BackboneConfig
+from unmask.data.chat import ChatTemplate
 from unmask.data.corpus import TextStats
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
@@ -22,6 +23,7 @@ from unmask.hardware.memory import check_memory
 from unmask.likelihood.hole_lengths import DEFAULT_DRAWS, HoleLengths, hole_lengths
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
+from unmask.model._chat import ChatMethods
 from unmask.model._seeds import sequence_seeds, validate_seed
 from unmask.model._text_encoder import TextEncoder
 from unmask.model.denoiser import Denoiser, ModelConfig
@@ -62,7 +64,7 @@ def validate_tokenizer(tokenizer: BaseTokenizer | None, vocab: Vocab) -> None:
         )
 
 
-class LanguageModel:
+class LanguageModel(ChatMethods):
     """A denoiser with its tokenizer: sample, infill and score text."""
 
     def __init__(
@@ -73,10 +75,11 @@ class LanguageModel:
         *,
         both_strands: bool = False,
         plain_text: bool = False,
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         validate_tokenizer(tokenizer, denoiser.vocab)
         self.denoiser = denoiser
-        self.both_strands, self.plain_text = both_strands, plain_text
+        self.both_strands, self.plain_text, self.chat_template = both_strands, plain_text, chat_template
         self.tokenizer = tokenizer
         self.distributed = distributed
         self._encoder = TextEncoder(tokenizer, denoiser.vocab, self.parses_special_tokens)
@@ -104,8 +107,13 @@ class LanguageModel:
         """The same model for texts of others: special tokens that they spell out are plain text."""
         return self._replace(plain_text=True)
 
+    def with_chat_template(self, chat_template: ChatTemplate | None) -> LanguageModel:
+        """The same model with another chat template, which is saved with it."""
+        return self._replace(chat_template=chat_template)
+
     def _replace(self, **changes: Any) -> LanguageModel:
-        kept = {name: getattr(self, name) for name in ("distributed", "both_strands", "plain_text")}
+        names = ("distributed", "both_strands", "plain_text", "chat_template")
+        kept = {name: getattr(self, name) for name in names}
         return LanguageModel(self.denoiser, self.tokenizer, **{**kept, **changes})
 
     @property
@@ -219,22 +227,43 @@ class LanguageModel:
         is the same as alone. With `schema`, it is JSON of this schema, and with `grammar`, a text of this grammar in
         GBNF: up to the end-of-text token, or in all its tokens.
         """
-        if isinstance(prompts, str):
-            raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
         guidance = _structured(guidance, schema, grammar)
         if isinstance(guidance, Guidance):
             guidance = replace(guidance, may_end=True)
+        tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
+        masked = valid & (tokens == self.vocab.mask_id)
+        samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
+        return Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+
+    def complete_steps(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        length: int = 64,
+        *,
+        sampler: Sampler | str | None = None,
+        seed: int | Sequence[int] = 0,
+        guidance: GuidanceFn | None = None,
+    ) -> Iterator[Completions]:
+        """`complete` step by step: the canvas as it is given, then after each step, the finished one last."""
+        tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
+        masked = valid & (tokens == self.vocab.mask_id)
+        for samples in self.generate_steps(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance):
+            yield Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+
+    def _completion_canvas(
+        self, prompts: Sequence[str | Sequence[int]], length: int, sampler: Sampler | str | None
+    ) -> tuple[Tokens, Tensor, Sampler]:
+        """`length` masks after each prompt, which positions are text, and the sampler that fills them."""
+        if isinstance(prompts, str):
+            raise ValueError(f"prompts are a list, as in [{prompts[:20]!r}]; got one text")
         process, encoded = self.denoiser.process, [self._encoder.encode(prompt) for prompt in prompts]
         sampler = resolve_sampler(self.denoiser, sampler)
         if process.has_masks and process.block_size is None and sampler.inner is None:
             # Blocks begin with the completion, so its noise does not depend on the prompt's position in the batch.
-            sampler = Blockwise(sampler=sampler, end_ids=self.vocab.end_ids)
+            sampler = Blockwise(sampler=sampler, end_ids=self.end_ids)
         if isinstance(length, int):
             self.check_memory(len(encoded), max(map(len, encoded), default=0) + length)
-        tokens, valid = prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size)
-        masked = valid & (tokens == self.vocab.mask_id)
-        samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
-        return Completions(**vars(samples), completion_mask=masked, end_ids=self.vocab.end_ids)
+        return *prompt_canvas(encoded, length, self.vocab.mask_id, process.block_size), sampler
 
     def blank_canvas(self, n: int = 1, length: int | None = None, prompt: str | Sequence[int] = ()) -> Tokens:
         """The canvas [n, length] that `sample` fills: masks after the prompt."""

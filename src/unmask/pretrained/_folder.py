@@ -13,6 +13,7 @@ import torch
 
 from unmask.backbones.base import BlockStackConfig
 from unmask.backbones.hf import HFBackboneConfig
+from unmask.data.chat import CHAT_TEMPLATE_FILE
 from unmask.io.atomic import atomic_folder
 from unmask.io.checksums import sha256_of_file
 from unmask.io.locks import file_lock
@@ -30,7 +31,15 @@ CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE = (
     "manifest.json",
     "README.md",
 )
-_MODEL_FILES = {CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE, CARD_FILE}
+_MODEL_FILES = {
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    CHAT_TEMPLATE_FILE,
+    MANIFEST_FILE,
+    CARD_FILE,
+}
 OBJECTIVE_PREFIX = "objective_parameters."
 """The names of tensors that the objective has learned begin with it; all others are the network's."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
@@ -159,7 +168,7 @@ def _check_regular_files(path: Path) -> None:
     for entry in sorted(path.iterdir()):
         if entry.exists() and not entry.is_dir():
             size = require_regular_file(entry).st_size
-            if entry.suffix in (".json", ".txt", ".model") and size > _MAX_TEXT_FILE_BYTES:
+            if entry.suffix in (".json", ".txt", ".model", ".jinja") and size > _MAX_TEXT_FILE_BYTES:
                 raise ValueError(f"{entry} has {size:,} bytes, which is more than any such file needs")
 
 

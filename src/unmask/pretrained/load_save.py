@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.config import from_json, lookup, to_json
+from unmask.data.chat import CHAT_TEMPLATE_FILE, load_chat_template
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from unmask.distributed import Distributed
 from unmask.hardware.dtypes import DtypeName
@@ -38,6 +39,7 @@ from unmask.pretrained.formats._hf_tokenizer import (
     load_hf_tokenizer,
     make_tokenizer_config,
 )
+from unmask.pretrained.formats._llama import LlamaFormat
 from unmask.pretrained.formats.transformers import TRANSFORMERS_FORMAT
 from unmask.pretrained.model_card import CardMetadata, TrainingFacts, model_card
 from unmask.pretrained.state_dict import LazyTensor, unique_tensors
@@ -98,6 +100,7 @@ def load(
     config = _with_token_ids(stored.config, path)
     if _is_transformers_model(config):
         lm = _load_transformers(stored, tokenizer, require_tokenizer, require_head, distributed)
+        lm = lm.with_chat_template(load_chat_template(path, lm.tokenizer))
         return _converted(lm, storage, distributed, shard_weights)
     # Everything that can be checked is checked before weights are read, which takes long for large models.
     model_config, tensors = _convert_state(config, stored.tensors(), path, allow_code)
@@ -112,7 +115,14 @@ def load(
         if not is_out_of_memory(error):
             raise
         raise ValueError(f"{path / CONFIG_FILE} asks for a network that does not fit into memory") from None
-    return LanguageModel(denoiser.eval(), tokenizer)
+    chat_template = load_chat_template(path, tokenizer, _family_chat_template(config))
+    return LanguageModel(denoiser.eval(), tokenizer, chat_template=chat_template)
+
+
+def _family_chat_template(config: dict[str, Any]) -> str | None:
+    """The chat template of a published family, for folders that come without one."""
+    found = (format_ for format_ in FORMATS.values() if format_.can_load(config))
+    return next((each.chat_template for each in found if isinstance(each, LlamaFormat)), None)
 
 
 def _converted(
@@ -278,8 +288,10 @@ def _write_model(model: LanguageModel, folder: Path, upstream_format: bool | str
     if model.tokenizer is not None:
         (folder / TOKENIZER_FILE).write_text(model.tokenizer.to_json(), encoding="utf-8")
         if isinstance(model.tokenizer, Tokenizer):  # others cannot be read by transformers
-            tokenizer_config = json.dumps(make_tokenizer_config(model.tokenizer, model.vocab), indent=2)
-            (folder / TOKENIZER_CONFIG_FILE).write_text(tokenizer_config + "\n", encoding="utf-8")
+            settings = make_tokenizer_config(model.tokenizer, model.vocab, model.chat_template)
+            (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if model.chat_template is not None and model.chat_template.tool_source is None:
+        (folder / CHAT_TEMPLATE_FILE).write_text(model.chat_template.source, encoding="utf-8")
 
 
 def _export_own(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:

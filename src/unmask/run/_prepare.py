@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from unmask.config import from_json
-from unmask.data.corpus import Corpus, is_corpus, prepare, stale_reasons
+from unmask.data.chat import CHAT_TEMPLATE_FILE, named_template
+from unmask.data.corpus import Corpus, PrepareConfig, is_corpus, prepare, stale_reasons
+from unmask.data.readers import ChatRecord
 from unmask.data.tokenizers import BaseTokenizer, get_tokenizer, is_external
 from unmask.experiment import Experiment
 from unmask.model import LanguageModel
@@ -49,7 +53,9 @@ def _prepare_on_main(
             assert init_model is not None
             assert init_model.tokenizer is not None
             run.write_tokenizer(init_model.tokenizer.to_json())
-    request = (experiment.sources, run.corpus, tokenizer, experiment.prepare)
+            if init_model.chat_template is not None:
+                run.write_chat_template(init_model.chat_template)
+    request = (experiment.sources, run.corpus, tokenizer, _with_chat_template(experiment, run))
     if stored is None or not run.corpus.exists():
         corpus = prepare(*request, progress)
     else:  # which must not be replaced
@@ -58,6 +64,22 @@ def _prepare_on_main(
     if stored is not None and corpus.digest != stored["corpus_sha256"]:
         run.raise_if_changed([f"the SHA-256 of {run.corpus} was {stored['corpus_sha256']} and is now {corpus.digest}"])
     return corpus
+
+
+def _with_chat_template(experiment: Experiment, run: RunFolder) -> PrepareConfig:
+    """The config with the chat template of the model, if conversations are learned: a new model gets the plain one."""
+    config, chats = experiment.prepare, experiment.prepare.source.pair_format
+    if not isinstance(chats, ChatRecord):
+        return config
+    template = chats.template or run.read_chat_template()
+    if template is None and experiment.init_from is not None:
+        raise ValueError(
+            f"{experiment.init_from} has no chat template to learn conversations with: put a {CHAT_TEMPLATE_FILE} into"
+            " its folder, or learn prompts and completions"
+        )
+    template = template or named_template("plain")
+    run.write_chat_template(template)
+    return replace(config, source=replace(config.source, pair_format=replace(chats, template=template)))
 
 
 def _make_tokenizer(name: str, run: RunFolder) -> str | BaseTokenizer:

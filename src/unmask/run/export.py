@@ -51,7 +51,7 @@ def load_ema_model(
     if experiment.lora is not None:
         merge_lora(denoiser)
     facts = _training_facts(experiment, run, corpus, state["step"], state["tokens"])
-    return LanguageModel(denoiser.eval(), corpus.tokenizer), facts
+    return LanguageModel(denoiser.eval(), corpus.tokenizer, chat_template=run.read_chat_template()), facts
 
 
 def read_card_metadata(folder: Path) -> CardMetadata:
@@ -87,7 +87,7 @@ def export_model(experiment: Experiment, corpus: Corpus, trainer: Trainer, run: 
         denoiser.load_state_dict(weights)
     if experiment.lora is not None:
         merge_lora(denoiser)
-    lm = LanguageModel(denoiser.eval(), corpus.tokenizer)
+    lm = LanguageModel(denoiser.eval(), corpus.tokenizer, chat_template=run.read_chat_template())
     facts = _training_facts(experiment, run, corpus, trainer.state.step, trainer.state.tokens)
     save(lm, run.model, overwrite=True, facts=facts, metadata=read_card_metadata(run.path))
 

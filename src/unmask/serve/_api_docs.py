@@ -51,6 +51,25 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "usage": {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18},
         },
     ),
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "max_tokens": 32, "seed": 1},
+        {
+            "id": "chatcmpl-5be102",
+            "object": "chat.completion",
+            "created": 1760000000,
+            "model": "demo",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "4.", "refusal": None, "tool_calls": None},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {"prompt_tokens": 18, "completion_tokens": 3, "total_tokens": 21},
+            "seed": 1,
+        },
+    ),
     "/v1/score": (
         {"text": "def main():", "draws": 64},
         {
@@ -91,9 +110,13 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Example requests and responses (lists are shortened)."""
 
-_COMPATIBILITY_HTML = """<p>The route <code>/v1/completions</code> is compatible with OpenAI's. Differences:</p><ul>
-<li>Exactly <code>max_tokens</code> tokens are generated; beyond the model's length the response is 400 with the
-code <code>context_length_exceeded</code>. 0 generates nothing, and returns the prompt with <code>echo</code>.</li>
+_COMPATIBILITY_HTML = """<p>The routes <code>/v1/completions</code> and <code>/v1/chat/completions</code> are compatible
+with OpenAI's. Differences:</p><ul>
+<li>A chat needs a model with a chat template. Its messages are text only. With <code>tool_choice</code>
+<code>required</code> or a named function, the answer is a valid call.</li>
+<li>Of a completion, exactly <code>max_tokens</code> tokens are generated. Beyond the model's length the response is
+400 with the code <code>context_length_exceeded</code>. 0 generates nothing, and returns the prompt with
+<code>echo</code>.</li>
 <li><code>stop</code> may be up to {stops} texts. <code>top_p</code> 0 takes the most probable token.
 <code>top_k</code> 0 or -1 is no limit. <code>seed</code> -1 is random.</li>
 <li>null means not given.</li>

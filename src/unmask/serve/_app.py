@@ -3,55 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from unmask import __version__
 from unmask.serve._api_docs import render_api_docs
+from unmask.serve._chat_route import add_chat_route
 from unmask.serve._classifier import classification_job
-from unmask.serve._errors import ERROR_STATUS, error_response, to_error
-from unmask.serve._jobs import generation_job, scoring_job
+from unmask.serve._errors import ERROR_STATUS, error_response
+from unmask.serve._generation import (
+    STREAM_RESPONSE,
+    await_or_cancel,
+    check_generation,
+    random_seed,
+    sse_response,
+    submit_generation,
+)
+from unmask.serve._jobs import scoring_job
 from unmask.serve._middleware import SecurityMiddleware
-from unmask.serve._responses import CompletionResponder, InfillResponder, score_response, sse_event
-from unmask.serve._schemas import (
-    ClassifyRequest,
+from unmask.serve._response_schemas import (
     ClassifyResponse,
-    CompletionRequest,
     CompletionResponse,
     ErrorResponse,
-    GenerationRequest,
-    InfillRequest,
     InfillResponse,
     ModelCard,
     ModelList,
-    ScoreRequest,
     ScoreResponse,
     Token,
-    TokenizeRequest,
     TokenizeResponse,
 )
-from unmask.serve._text_codec import MaskedText
-from unmask.serve.service import RequestHandle, Service
-
-_CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that has disconnected; it only appears in the metrics."""
+from unmask.serve._responses import CompletionResponder, InfillResponder, score_response
+from unmask.serve._schemas import (
+    ClassifyRequest,
+    CompletionRequest,
+    InfillRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
+from unmask.serve.service import Service
 
 _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
-_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The response"}
-}
-"""The second content type of routes that can stream."""
 
 
 def create_app(
@@ -86,6 +86,7 @@ def create_app(
         _add_classify_route(app, service)
     else:
         _add_generation_routes(app, service)
+        add_chat_route(app, service)
         _add_score_route(app, service)
     _add_pages(app, token is not None, service.classifies)
     _extend_schema(app, service, token is not None)
@@ -123,7 +124,7 @@ def _add_server_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_generation_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=_STREAM_RESPONSE)
+    @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=STREAM_RESPONSE)
     async def infill(body: InfillRequest, request: Request) -> Any:
         """Fill the holes of a template.
 
@@ -136,14 +137,14 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         template = body.template if body.template is not None else body.segments
         assert template is not None
         masked_text = await asyncio.to_thread(service.codec.encode_template, template)
-        seed = _random_seed() if body.seed is None else body.seed
-        handle = await _submit_generation(service, body, [masked_text], seed, body.alternatives)
+        seed = random_seed() if body.seed is None else body.seed
+        handle = await submit_generation(service, body, [masked_text], seed, body.alternatives)
         responder = InfillResponder(service, masked_text, seed, body.n)
         if body.stream:
-            return _sse_response(responder.stream(handle.events()))
-        return responder.response(await _await_or_cancel(request, handle))
+            return sse_response(responder.stream(handle.events()))
+        return responder.response(await await_or_cancel(request, handle))
 
-    @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=_STREAM_RESPONSE)
+    @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=STREAM_RESPONSE)
     async def completions(body: CompletionRequest, request: Request) -> Any:
         """Generate `max_tokens` tokens after `prompt` and before `suffix`, compatible with OpenAI's clients.
 
@@ -152,18 +153,18 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         """
         service.check_model(body.model)
         responder = await asyncio.to_thread(CompletionResponder, service, body)
-        seed = _random_seed() if body.seed is None else body.seed
+        seed = random_seed() if body.seed is None else body.seed
         if body.max_tokens == 0:
-            _check_generation(service, body, responder.masked_texts)
+            check_generation(service, body, responder.masked_texts)
             if body.stream:
-                return _sse_response(responder.stream(responder.empty_events()))
+                return sse_response(responder.stream(responder.empty_events()))
             return responder.response(responder.empty_sequences())
-        handle = await _submit_generation(
+        handle = await submit_generation(
             service, body, responder.masked_texts, seed, body.logprobs or 0, responder.hit_stop
         )
         if body.stream:
-            return _sse_response(responder.stream(handle.events()))
-        return responder.response(await _await_or_cancel(request, handle))
+            return sse_response(responder.stream(handle.events()))
+        return responder.response(await await_or_cancel(request, handle))
 
 
 def _add_tokenize_route(app: FastAPI, service: Service) -> None:
@@ -185,7 +186,7 @@ def _add_score_route(app: FastAPI, service: Service) -> None:
         service.limits.check_prompt("text", len(ids))
         deadline = service.deadline(body.timeout)
         handle = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
-        (result,) = await _await_or_cancel(request, handle)
+        (result,) = await await_or_cancel(request, handle)
         return score_response(service, body.text, ids, result)
 
 
@@ -203,7 +204,7 @@ def _add_classify_route(app: FastAPI, service: Service) -> None:
             lambda: [classification_job(served, text, i, body.too_long) for i, text in enumerate(body.texts)]
         )
         handle = service.submit(jobs, deadline)
-        return ClassifyResponse(model=service.name, results=await _await_or_cancel(request, handle))
+        return ClassifyResponse(model=service.name, results=await await_or_cancel(request, handle))
 
 
 def _add_pages(app: FastAPI, requires_token: bool, classifies: bool) -> None:
@@ -239,7 +240,7 @@ def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None
 
     def openapi() -> dict[str, Any]:
         schema = generated()
-        for name in () if service.classifies else ("InfillRequest", "CompletionRequest"):
+        for name in () if service.classifies else ("InfillRequest", "CompletionRequest", "ChatRequest"):
             schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = service.sampler_names()
         if requires_token:
             schema["components"]["securitySchemes"] = {
@@ -251,73 +252,3 @@ def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-async def _submit_generation(
-    service: Service,
-    request: GenerationRequest,
-    masked_texts: Sequence[MaskedText],
-    seed: int,
-    alternatives: int,
-    hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
-) -> RequestHandle:
-    """Queue `n` sequences for each text; candidate i is sampled with seed + i."""
-    deadline = service.deadline(request.timeout)
-    _check_generation(service, request, masked_texts)
-    sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
-    can_stop = hit_stop is not None and not sampler.may_remask
-    jobs = [
-        generation_job(
-            service.model,
-            text.ids,
-            sampler,
-            seed + index,
-            alternatives,
-            guidance,
-            partial(hit_stop, text) if can_stop and hit_stop else None,
-        )
-        for text in masked_texts
-        for index in range(request.n)
-    ]
-    return service.submit(jobs, deadline, stream=request.stream)
-
-
-def _check_generation(service: Service, request: GenerationRequest, masked_texts: Sequence[MaskedText]) -> None:
-    service.limits.check("n", request.n * len(masked_texts))
-    for text in masked_texts:
-        service.check_canvas(text, request.length_field)
-
-
-def _random_seed() -> int:
-    """A seed for a request without one; it is part of the response, so that the text can be generated again."""
-    return secrets.randbelow(1 << 31)
-
-
-async def _await_or_cancel(request: Request, handle: RequestHandle) -> list[Any]:
-    """The results; if the client disconnects, the request is cancelled."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    results, disconnect = asyncio.ensure_future(handle.results()), asyncio.ensure_future(disconnected())
-    try:
-        await asyncio.wait((results, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if results.done():
-            return results.result()
-        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client has disconnected")
-    finally:
-        for future in (results, disconnect):
-            future.cancel()
-        handle.cancel()
-
-
-def _sse_response(events: AsyncIterator[bytes]) -> StreamingResponse:
-    async def with_errors() -> AsyncIterator[bytes]:
-        try:
-            async for chunk in events:
-                yield chunk
-        except tuple(ERROR_STATUS) as error:  # the status line has been sent already
-            yield sse_event("error", to_error(error)[1])
-
-    return StreamingResponse(with_errors(), media_type="text/event-stream")

@@ -15,7 +15,7 @@ from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Process
 from unmask.serve._engine import Job
-from unmask.serve._schemas import Classification
+from unmask.serve._response_schemas import Classification
 from unmask.types import NonFiniteError, Positions, RowFn, Times, Tokens, Vocab
 
 

@@ -50,6 +50,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "return_tokens_as_token_ids": (False,),
+    "modalities": (["text"],),
 }
 """Unsupported options of other servers, and their values without effect."""
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from unmask.serve._schemas import ErrorResponse
+from unmask.serve._response_schemas import ErrorResponse
 
 _RESERVED_FILES = 64
 """File descriptors for other uses than connections."""

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from unmask.config import suggest
 from unmask.serve._engine import DeadlineError, EngineClosedError, InternalError, QueueFullError
-from unmask.serve._schemas import ErrorResponse
+from unmask.serve._response_schemas import ErrorResponse
 from unmask.serve.limits import LimitError
 from unmask.serve.service import NotReadyError, UnknownModelError
 from unmask.types import NonFiniteError
@@ -144,11 +144,12 @@ def _json_syntax_error(body: str, position: int, reason: str) -> str:
 
 _COMPLETION_HINT = "POST /v1/completions continues a prompt (up to a suffix), POST /v1/infill fills any holes"
 
+_CHAT_HINT = f"POST /v1/chat/completions answers conversations, {_COMPLETION_HINT}"
+
 _OTHER_SERVERS_ROUTES = {
-    "chat/completions": f"this is a completion model, which does not chat: {_COMPLETION_HINT}",
-    "responses": f"this is a completion model, without responses or tools: {_COMPLETION_HINT}",
-    "messages": f"this is a completion model, which does not chat: {_COMPLETION_HINT}",
-    "api/chat": f"this is a completion model, which does not chat: {_COMPLETION_HINT}",
+    "responses": _CHAT_HINT,
+    "messages": _CHAT_HINT,
+    "api/chat": _CHAT_HINT,
     "embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
     "api/embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
     "rerank": "this is a completion model, which does not rank: POST /v1/score rates a text",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from unmask.data.tokenizers import BaseTokenizer
-from unmask.serve._schemas import ExampleTemplate
+from unmask.serve._response_schemas import ExampleTemplate
 
 _MAX_EXAMPLES = 4
 """The number of examples."""

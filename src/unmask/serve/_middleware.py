@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unmask.serve._metrics import Metrics
-from unmask.serve._schemas import ErrorResponse
+from unmask.serve._response_schemas import ErrorResponse
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _SECURITY_HEADERS = {

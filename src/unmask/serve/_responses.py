@@ -15,9 +15,8 @@ from unmask.data.corpus import TextStats
 from unmask.diffusion.process import LeftToRight
 from unmask.likelihood.score import TIME_BINS, Score
 from unmask.serve._jobs import GeneratedSequence, StepEvent, TokenEvent
-from unmask.serve._schemas import (
+from unmask.serve._response_schemas import (
     CompletionChoice,
-    CompletionRequest,
     CompletionResponse,
     InfillCandidate,
     InfillResponse,
@@ -26,10 +25,11 @@ from unmask.serve._schemas import (
     TimeBin,
     Usage,
 )
+from unmask.serve._schemas import CompletionRequest
 from unmask.serve._text_codec import MaskedText, safe_stream_length, truncate_at_stop
 from unmask.serve.service import Finished, Service
 
-_EventStream = AsyncIterator[tuple[int, Any]]
+EventStream = AsyncIterator[tuple[int, Any]]
 """(index of the sequence, event)."""
 
 
@@ -38,7 +38,7 @@ class InfillResponder:
 
     def __init__(self, service: Service, masked_text: MaskedText, seed: int, n: int) -> None:
         self.service, self.masked_text, self.seed, self.n = service, masked_text, seed, n
-        self.codec, self.id, self.created = service.codec, _response_id("infill"), int(time.time())
+        self.codec, self.id, self.created = service.codec, response_id("infill"), int(time.time())
 
     def _candidate(self, sequence: GeneratedSequence, index: int) -> InfillCandidate:
         self.service.metrics.generated_tokens.inc(self.masked_text.num_masked)
@@ -53,10 +53,10 @@ class InfillResponder:
             created=self.created,
             model=self.service.name,
             results=list(candidates),
-            usage=_usage(self.masked_text.num_prompt_tokens, self.n * self.masked_text.num_masked),
+            usage=usage(self.masked_text.num_prompt_tokens, self.n * self.masked_text.num_masked),
         )
 
-    async def stream(self, events: _EventStream) -> AsyncIterator[bytes]:
+    async def stream(self, events: EventStream) -> AsyncIterator[bytes]:
         mask, ids = self.codec.mask_id, self.masked_text.ids
         given = iter(self.codec.token_texts([id_ for id_ in ids if id_ != mask]))
         tokens = [None if id_ == mask else {"id": id_, "text": next(given)} for id_ in ids]
@@ -89,7 +89,7 @@ class CompletionResponder:
     def __init__(self, service: Service, request: CompletionRequest) -> None:
         self.service, self.request, self.codec = service, request, service.codec
         self.masked_texts = [self._masked_text(prompt) for prompt in _parse_prompts(request)]
-        self.id, self.created = _response_id("cmpl"), int(time.time())
+        self.id, self.created = response_id("cmpl"), int(time.time())
         self.stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
 
     def _masked_text(self, prompt: str | list[int]) -> MaskedText:
@@ -117,7 +117,7 @@ class CompletionResponder:
         hole = _hole_ids(masked_text, ids)
         if self.request.suffix:
             return hole, False
-        ends = self.service.model.vocab.end_ids
+        ends = self.service.model.end_ids
         before = list(itertools.takewhile(lambda id_: id_ not in ends, hole))
         has_ended = len(before) < len(hole) and self.codec.mask_id not in before
         return (before, True) if has_ended else (hole, False)
@@ -155,12 +155,12 @@ class CompletionResponder:
         all_ids = [tuple(text.ids) for text in self.masked_texts for _ in range(self.request.n)]
         return [GeneratedSequence(ids, (None,) * len(ids), (0,) * len(ids)) for ids in all_ids]
 
-    async def empty_events(self) -> _EventStream:
+    async def empty_events(self) -> EventStream:
         """The same as a stream."""
         for index, sequence in enumerate(self.empty_sequences()):
             yield index, Finished(sequence)
 
-    async def stream(self, events: _EventStream) -> AsyncIterator[bytes]:
+    async def stream(self, events: EventStream) -> AsyncIterator[bytes]:
         sent = [""] * (len(self.masked_texts) * self.request.n)
         is_final = not self.service.sampler(self.request).may_remask
         async for index, event in events:
@@ -208,7 +208,7 @@ class CompletionResponder:
 
     def _total_usage(self) -> Usage:
         generated = self.request.n * sum(text.num_masked for text in self.masked_texts)
-        return _usage(sum(text.num_prompt_tokens for text in self.masked_texts), generated)
+        return usage(sum(text.num_prompt_tokens for text in self.masked_texts), generated)
 
 
 def _hole_ids(masked_text: MaskedText, ids: Sequence[int]) -> Sequence[int]:
@@ -216,7 +216,8 @@ def _hole_ids(masked_text: MaskedText, ids: Sequence[int]) -> Sequence[int]:
     return ids[first : first + length]
 
 
-def _usage(prompt_tokens: int, completion_tokens: int) -> Usage:
+def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
+    """Token counts."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -256,7 +257,8 @@ def _parse_prompts(request: CompletionRequest) -> list[str | list[int]]:
     return prompts or [[item for item in request.prompt if isinstance(item, int)]]
 
 
-def _response_id(prefix: str) -> str:
+def response_id(prefix: str) -> str:
+    """A new id."""
     return f"{prefix}-{secrets.token_hex(12)}"
 
 

@@ -11,7 +11,7 @@ from unmask.data.tokenizers import REPLACEMENT_CHAR, BaseTokenizer, token_texts
 from unmask.sampling.templates import MaskedText as MaskedText
 from unmask.sampling.templates import Template, encode_template
 from unmask.serve._jobs import GeneratedSequence, TokenEvent
-from unmask.serve._schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
+from unmask.serve._response_schemas import Alternative, GeneratedToken, InfillCandidate, InfillSpan, Logprobs
 
 
 @dataclass(frozen=True)

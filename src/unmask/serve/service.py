@@ -22,7 +22,8 @@ from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
 from unmask.serve._metrics import Metrics
-from unmask.serve._schemas import GenerationRequest, ModelCard
+from unmask.serve._response_schemas import ModelCard
+from unmask.serve._schemas import GenerationRequest
 from unmask.serve._structure_compiler import StructureCompiler
 from unmask.serve._text_codec import MaskedText, TextCodec
 from unmask.serve.limits import Limits

@@ -3,6 +3,7 @@
 experiment.json      what is trained: the settings that weights depend on, and the digest of the corpus
 model_config.json    the config of the network
 tokenizer.json       the tokenizer of the model that the run was initialized from, if any
+chat_template.json   the chat template of the model, if it has one
 corpus/              the prepared text
 step-*/              checkpoints
 metrics.jsonl        losses, evaluations and throughput
@@ -20,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from unmask.config import from_json, to_json
+from unmask.data.chat import ChatTemplate
 from unmask.data.corpus import Corpus
 from unmask.distributed import Distributed
 from unmask.io.atomic import atomic_file, write_json
@@ -53,6 +56,7 @@ class RunFolder:
         self.experiment_file = path / "experiment.json"
         self.model_config_file = path / "model_config.json"
         self.tokenizer_file = path / "tokenizer.json"
+        self.chat_template_file = path / "chat_template.json"
         self.metrics_file = path / METRICS_FILE
         self.corpus = path / "corpus"
         self.model = path / "model"
@@ -77,7 +81,12 @@ class RunFolder:
                     if not self.experiment_file.exists():
                         _remove(
                             entry
-                            for entry in (self.corpus, self.tokenizer_file, self.model_config_file)
+                            for entry in (
+                                self.corpus,
+                                self.tokenizer_file,
+                                self.chat_template_file,
+                                self.model_config_file,
+                            )
                             if entry.name not in before
                         )
                     raise
@@ -122,6 +131,19 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with atomic_file(self.tokenizer_file) as file:
             file.write_text(tokenizer_json, encoding="utf-8")
+
+    def write_chat_template(self, template: ChatTemplate) -> None:
+        """Write chat_template.json."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.chat_template_file, to_json(template))
+
+    def read_chat_template(self) -> ChatTemplate | None:
+        """The chat template of the model that is trained; None if it has none."""
+        if not self.chat_template_file.exists():
+            return None
+        stored = read_json_object(self.chat_template_file)
+        template: ChatTemplate = from_json(ChatTemplate, stored, str(self.chat_template_file))
+        return template
 
     def open_corpus(self) -> Corpus:
         """The verified corpus of a run that has started; if it is damaged, a sentence that says what to do."""

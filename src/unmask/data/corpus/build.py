@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unmask.data.chat import without_guards
 from unmask.data.corpus._manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -169,7 +170,7 @@ class CorpusBuild:
         """Texts to train a tokenizer on: the same for all shards, and none that is held out."""
         max_chars = min(_MAX_BPE_CHARS, _BPE_CHARS_PER_TOKEN * self.bpe_vocab_size)
         chunks = self._split_chunks(this_shard=False)
-        texts = (text for chunk, held_out, _ in chunks if not held_out for text in chunk.segments)
+        texts = (without_guards(text) for chunk, held_out, _ in chunks if not held_out for text in chunk.segments)
         return iter(_subsample(texts, max_chars))
 
 
@@ -216,7 +217,7 @@ def _write_chunk(chunk: TextChunk, ids: Iterator[TokenIds], writer: SplitWriter,
 
 def _write_text(text: str, is_last: bool, ids: TokenIds, writer: SplitWriter) -> int:
     """Add a text to its document; return its bytes."""
-    stats = TextStats.from_text(text, is_last)
+    stats = TextStats.from_text(without_guards(text), is_last)
     writer.append(ids, stats)
     return stats.bytes
 
@@ -237,6 +238,8 @@ def _batches(chunks: Iterable[SplitChunk]) -> Iterator[list[SplitChunk]]:
 def _encode_batch(batch: list[SplitChunk], tokenizer: BaseTokenizer) -> tuple[Iterator[TokenIds], UnknownStats]:
     """The ids of each segment of each chunk, and how much of the text is unknown."""
     chunks = [split_chunk.chunk for split_chunk in batch]
+    if any(chunk.template is not None for chunk in chunks):
+        return _encode_chats(chunks, tokenizer)
     try:
         ids, unknown = tokenizer.encode_batch_with_stats([text for chunk in chunks for text in chunk.segments])
     except ValueError:
@@ -247,6 +250,20 @@ def _encode_batch(batch: list[SplitChunk], tokenizer: BaseTokenizer) -> tuple[It
                 raise ValueError(f"{chunk.source}: {error}") from None
         raise
     return iter(ids), unknown
+
+
+def _encode_chats(chunks: list[TextChunk], tokenizer: BaseTokenizer) -> tuple[Iterator[TokenIds], UnknownStats]:
+    """The same for conversations, whose templates know which special tokens are theirs."""
+    ids: list[TokenIds] = []
+    for chunk in chunks:
+        assert chunk.template is not None  # all documents of a corpus are in one format
+        try:
+            ids += [
+                np.array(chunk.template.encode_guarded(tokenizer, text), tokenizer.dtype) for text in chunk.segments
+            ]
+        except ValueError as error:
+            raise ValueError(f"{chunk.source}: {error}") from None
+    return iter(ids), UnknownStats(sum(len(chunk.text) for chunk in chunks))
 
 
 def _round_trip_difference(text: str, tokenizer: BaseTokenizer) -> tuple[str, str] | None:

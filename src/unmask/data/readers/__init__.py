@@ -1,7 +1,7 @@
 """Readers of text sources: files, folders, tables, FASTA, saved datasets, the hub."""
 
 from unmask.data.readers._class_folders import LABEL_COLUMN, TEXT_COLUMNS, class_folders
-from unmask.data.readers._records import AnyPairFormat, ChatRecord, PromptCompletion, render_chat
+from unmask.data.readers._records import AnyPairFormat, ChatRecord, PromptCompletion
 from unmask.data.readers._text import validate_text
 from unmask.data.readers.config import SourceConfig
 from unmask.data.readers.hub_dataset import HubDataset
@@ -21,6 +21,5 @@ __all__ = [
     "Sources",
     "class_folders",
     "read_texts",
-    "render_chat",
     "validate_text",
 ]

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
+from unmask.data.chat import ASSISTANT, ChatTemplate, named_template, parse_messages, parse_tools
 from unmask.data.readers._text import TextChunk, chunk_document, validate_text
 from unmask.data.readers.tables import TableReader
-
-_ASSISTANT_ROLE = "assistant"
-"""The role whose messages are completions."""
 
 
 class RecordFormat(Protocol):
@@ -73,44 +71,73 @@ class PromptCompletion:
 
 @dataclass(frozen=True)
 class ChatRecord:
-    """A column with a list of messages {"role": ..., "content": ...}, the last one from the assistant.
+    """A column with a list of messages {"role": ..., "content": ...}, of which those of the assistant are learned.
 
-    The last message is the completion, and the others are the prompt, formatted by `render_chat`. In formats
-    whose cells cannot hold lists (csv, tsv), the list is written as JSON.
+    Every turn of the assistant is a pair: the conversation before it, up to where the answer begins, is the prompt,
+    and the turn with its end is the completion. An answer is so learned from what it is given when it is written, and
+    not from what was said later. In formats whose cells cannot hold lists (csv, tsv), the list is written as JSON.
     """
 
     messages: str = "messages"
     """The column of the messages."""
+    tools: str | None = None
+    """The column of the tools that the assistant may call; None for none."""
+    template: ChatTemplate | None = None
+    """The chat template; None for the one of the model that is trained, or the plain one of a new model."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.messages,)
+        return (self.messages,) if self.tools is None else (self.messages, self.tools)
 
     def to_chunks(self, values: Sequence[Any], where: str) -> Iterable[TextChunk]:
-        (value,) = values
-        messages = [
-            _parse_message(message, f"{where} message {number}")
-            for number, message in enumerate(self._parse_messages(value, where), start=1)
-        ]
-        if len(messages) < 2:
-            raise ValueError(f"{where} has {len(messages)} messages; a pair needs a prompt and a completion")
-        role, completion = messages.pop()
-        if role != _ASSISTANT_ROLE:
-            raise ValueError(f"{where} ends with a message from {role!r}; the last must be from {_ASSISTANT_ROLE!r}")
-        prompt = render_chat(messages)
-        return (TextChunk(prompt + completion, True, where, len(prompt)),)
-
-    def _parse_messages(self, value: Any, where: str) -> list[Any]:
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where} is not valid JSON in {self.messages!r}: {error}") from None
+        value, *tool_cells = (_parse_json(cell, where, name) for cell, name in zip(values, self.columns, strict=True))
         if not isinstance(value, list):
             raise ValueError(
                 f"{where} has {type(value).__name__} in {self.messages!r} where a list of messages is expected"
             )
-        return value
+        messages = parse_messages([_without_nulls(message) for message in value], where)
+        tools = parse_tools([_without_nulls(tool) for tool in tool_cells[0]] if any(tool_cells) else None, where)
+        turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+        if not turns:
+            raise ValueError(f"{where} has no message from {ASSISTANT!r}, and so nothing to learn")
+        if turns[0] == 0:
+            raise ValueError(
+                f"{where} begins with a message from {ASSISTANT!r}; a pair needs a prompt and a completion"
+            )
+        for message in messages:
+            validate_text(message["content"], where, "content")
+        return [self._pair(messages[: number + 1], tools, f"{where} message {number + 1}") for number in turns]
+
+    def _pair(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, where: str) -> TextChunk:
+        """The prompt and the completion of the last of these messages."""
+        template = self.template or named_template("plain")
+        try:
+            prompt = template.render_guarded(messages[:-1], tools=tools, add_generation_prompt=True)
+            text = template.render_guarded(messages, tools=tools)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if not text.startswith(prompt) or len(text) == len(prompt):
+            raise ValueError(
+                f"{where}: the chat template writes other text before an answer that is there than before one that is"
+                " to be written, so that it cannot be learned from"
+            )
+        return TextChunk(text, True, where, len(prompt), template)
+
+
+def _parse_json(cell: Any, where: str, column: str) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not valid JSON in {column!r}: {error}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Tables have all fields in all rows, with nulls where a row has none."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 AnyPairFormat: TypeAlias = PromptCompletion | ChatRecord
@@ -122,27 +149,6 @@ def read_records(
     """The documents of a table, one per row."""
     for where, _, values in table_reader(handle, source, [record_format.columns]):
         yield from record_format.to_chunks(values, where)
-
-
-def render_chat(messages: Iterable[tuple[str, str]]) -> str:
-    """The prompt made of (role, content) messages, up to where the assistant's completion begins:
-
-    user:
-    Why is the sky blue?
-
-    assistant:
-    """
-    prompt = "".join(f"{role}:\n{content}\n\n" for role, content in messages)
-    return f"{prompt}{_ASSISTANT_ROLE}:\n"
-
-
-def _parse_message(value: Any, where: str) -> tuple[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be an object with role and content; got {type(value).__name__}")
-    role, content = (
-        _require_text(validate_text(value.get(name), where, name), where, repr(name)) for name in ("role", "content")
-    )
-    return role, content
 
 
 def _require_text(text: str, where: str, name: str) -> str:

@@ -11,7 +11,10 @@ import codecs
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+if TYPE_CHECKING:
+    from unmask.data.chat import ChatTemplate
 
 _READ_BYTES = 1 << 20
 """Bytes per read."""
@@ -32,13 +35,15 @@ _SPLIT_PATTERNS = (re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"\n(?=\S)"), re.c
 class TextChunk(NamedTuple):  # three times as fast to construct as a frozen dataclass, and there are billions
     """Part of a document; `is_last` on its last chunk. `source` names the document in error messages.
 
-    A prompt-completion pair is one chunk whose first `prompt_chars` characters are the prompt.
+    A prompt-completion pair is one chunk whose first `prompt_chars` characters are the prompt. The text of a
+    conversation is that of its `template`, with guards, and is encoded by it.
     """
 
     text: str
     is_last: bool
     source: str
     prompt_chars: int = 0
+    template: ChatTemplate | None = None
 
     @property
     def segments(self) -> tuple[str, ...]:

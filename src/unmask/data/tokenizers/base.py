@@ -88,6 +88,11 @@ class BaseTokenizer(ABC):
         return frozenset()
 
     @property
+    def added_tokens(self) -> frozenset[str]:
+        """How tokens that are found in a text before all others are spelled, special or not."""
+        return self.special_tokens
+
+    @property
     def known_ids(self) -> frozenset[int]:
         """The ids that have a token."""
         return frozenset(range(self.vocab_size))

@@ -165,6 +165,10 @@ class Tokenizer(BaseTokenizer):
         return frozenset(token.content for token in added if token.special)
 
     @cached_property
+    def added_tokens(self) -> frozenset[str]:
+        return frozenset(token.content for token in self.backend.get_added_tokens_decoder().values())
+
+    @cached_property
     def known_ids(self) -> frozenset[int]:
         return frozenset(self.vocab.values())
 

@@ -22,7 +22,6 @@ from tqdm import tqdm
 from unmask.config import lookup
 from unmask.diffusion.process import BlockMasking, Masking
 from unmask.distributed import Distributed
-from unmask.evaluation.harness._chat_template import ChatTemplate
 from unmask.evaluation.harness._definitions import (
     Definition,
     generation_definition,
@@ -80,7 +79,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         allow_code: bool = False,
         **generation: Any,
     ) -> None:
-        """A model folder (or a name on the hub, or a loaded model, whose chat template is that of `folder`).
+        """A model folder (or a name on the hub, or a loaded model, of which `folder` is the name).
 
         `mc_num` are the draws of each likelihood; `greedy` decodes greedily one by one for the flag `is_greedy`, which
         otherwise takes one network call; `generation` are fields of `GenerationSettings`. `batch_size` is the number of
@@ -100,7 +99,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self.folder = folder if isinstance(pretrained, LanguageModel) else pretrained
         self.lm = self._load(pretrained, device, dtype, allow_code)
         self.record = Record()
-        self._chat: ChatTemplate | None = None
 
     @staticmethod
     def _load(
@@ -287,29 +285,23 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     # Chat templates
 
     @property
-    def _chat_template(self) -> ChatTemplate:
-        if self._chat is None:
-            if self.folder is None:
-                raise ValueError("a chat template is read from a model's folder, and this model was given without one")
-            self._chat = ChatTemplate(self.folder)
-        return self._chat
-
-    @property
     def tokenizer_name(self) -> str:
         """Names the tokenizer in the harness's caches."""
-        return self._chat_template.name.replace("/", "__")
+        return str(self.folder or "unmask").replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template, which the harness writes beside its results."""
         if chat_template is False or chat_template is None:
             return None
-        self.tokenizer = self._chat_template.tokenizer
-        chosen: str | None = super().chat_template(chat_template)
-        return chosen
+        return self.lm.require_chat_template().source
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the text of a prompt."""
-        return self._chat_template.render(chat_history, add_generation_prompt)
+        """A conversation as the text of a prompt; without a generation prompt, its last message is to be continued."""
+        return self.lm.require_chat_template().render(
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
 
 
 def _content_seed(seed: int, prompt: Sequence[int], ids: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.backbones.hf import import_transformers
+from unmask.data.chat import ChatTemplate
 from unmask.data.tokenizers import BaseTokenizer, Tokenizer
 from unmask.io.untrusted import read_json_object
 from unmask.pretrained.formats._hf import translated_errors
@@ -28,10 +29,13 @@ _SPECIAL_TOKENS = {
 """The special tokens of published vocabularies."""
 
 
-def make_tokenizer_config(tokenizer: BaseTokenizer, vocab: Vocab) -> dict[str, Any]:
+def make_tokenizer_config(
+    tokenizer: BaseTokenizer, vocab: Vocab, chat_template: ChatTemplate | None = None
+) -> dict[str, Any]:
     """The `tokenizer_config.json` with which transformers reads our `tokenizer.json` unchanged.
 
-    A mask id that follows the tokenizer's ids becomes an added token there.
+    A mask id that follows the tokenizer's ids becomes an added token there. Special tokens that a chat template uses
+    are those that it was made for.
     """
     special = {kind: _first_known_token(tokenizer, names) for kind, names in _SPECIAL_TOKENS.items()}
     special["mask_token"] = tokenizer.id_to_token(vocab.mask_id)
@@ -46,7 +50,21 @@ def make_tokenizer_config(tokenizer: BaseTokenizer, vocab: Vocab) -> dict[str, A
         special["mask_token"] = name
     known = {kind: name for kind, name in special.items() if name is not None}
     fixed = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return {**fixed, **added, **known}
+    return {**fixed, **added, **_chat_settings(chat_template), **known} | _chat_variables(chat_template, known)
+
+
+def _chat_variables(chat_template: ChatTemplate | None, known: dict[str, str]) -> dict[str, str]:
+    """The special tokens of a chat template; the mask is the model's."""
+    variables = {} if chat_template is None else dict(chat_template.variables)
+    return {**variables, "mask_token": known["mask_token"]} if "mask_token" in known else variables
+
+
+def _chat_settings(chat_template: ChatTemplate | None) -> dict[str, Any]:
+    """Named templates, where there is one for tools; a single one has a file of its own."""
+    if chat_template is None or chat_template.tool_source is None:
+        return {}
+    named = {"default": chat_template.source, "tool_use": chat_template.tool_source}
+    return {"chat_template": [{"name": name, "template": source} for name, source in named.items()]}
 
 
 def load_hf_tokenizer(folder: Path) -> tuple[BaseTokenizer | None, int | None]:

@@ -132,6 +132,9 @@ class LlamaFormat:
     """The sampler that the family comes with; None: the one of the model's process."""
     named_samplers: Mapping[str, Sampler] = field(default_factory=dict)
     """Samplers of members of the family that only the name of the folder tells apart, by the part that does."""
+    chat_template: str | None = None
+    """The chat template of the family (in `CHAT_TEMPLATES`), for folders without one whose vocabulary has its
+    tokens."""
     architecture: str | None = None
     """The architecture that tells models of the family apart, where published configs have another's type."""
 

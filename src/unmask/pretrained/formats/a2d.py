@@ -26,6 +26,7 @@ def _a2d(kind: str, *, qk_norm: bool = False, qkv_bias: bool = False, norm_eps: 
         qk_norm=qk_norm,
         blocks=_BLOCKS,
         sampler=LOW_CONFIDENCE,
+        chat_template="headers" if kind == "Llama" else "chatml",
     )
 
 

@@ -22,4 +22,5 @@ DREAM_FORMAT = LlamaFormat(
     default_norm_eps=1e-6,
     qkv_bias=True,
     shift_logits=True,
+    chat_template="chatml",
 )

@@ -21,4 +21,5 @@ FAST_DLLM_FORMAT = LlamaFormat(
     mask_ids={None: 151_665},
     blocks=Blocks(32, key="bd_size"),
     sampler=Blockwise(sampler=Threshold(1.0, GREEDY), sub_block_size=8),
+    chat_template="chatml",
 )

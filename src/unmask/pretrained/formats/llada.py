@@ -63,4 +63,5 @@ LLADA_FORMAT = LlamaFormat(
     default_norm_eps=1e-5,
     mask_ids={126_464: 126_336, 155_136: 5},
     sampler=LOW_CONFIDENCE,
+    chat_template="headers",
 )

@@ -114,4 +114,5 @@ LLADA2_FORMAT = LlamaFormat(
     sampler=Blockwise(sampler=Threshold(0.95, GREEDY)),
     named_samplers={"llada2.1": Blockwise(sampler=JointThreshold(0.95, 0.9, 16, GREEDY))},
     experts=_LLaDA2Experts(),
+    chat_template="roles",
 )

@@ -78,4 +78,5 @@ LLADA_MOE_FORMAT = LlamaFormat(
     sampler=LOW_CONFIDENCE,
     experts=_LLaDAExperts(),
     architecture="LLaDAMoEModelLM",
+    chat_template="roles",
 )

@@ -21,4 +21,5 @@ SDAR_FORMAT = LlamaFormat(
     mask_ids={None: 151_669},
     blocks=Blocks(4),
     sampler=Blockwise(sampler=Threshold(0.85)),
+    chat_template="chatml",
 )
