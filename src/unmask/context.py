@@ -7,8 +7,10 @@ One `Context` is passed from the caller of a denoiser to the network's attention
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ class AttentionStages:
     """
 
     stage: Tensor
-    """int64 [L]: the stage of each token."""
+    """int64 [L]: the stage of each token; where sequences differ, [B, L], and so are the other two."""
     persistent: Tensor
     """bool [L]: whether later stages attend to the token."""
     position: Tensor
@@ -57,10 +59,28 @@ class AttentionStages:
         single_stage = same_block and not first < first_noisy < last
         return cls(stage, position < first_noisy, position, first, last - first, single_stage)
 
+    @classmethod
+    def stacked(cls, stages: Sequence[AttentionStages], shapes: Sequence[tuple[int, int]]) -> AttentionStages:
+        """Those of several calls, of `shapes` (B, L), as one of all their sequences, padded to the longest."""
+        longest = max(length for _, length in shapes)
+
+        def stack(name: str) -> Tensor:
+            rows = [torch.nn.functional.pad(getattr(one, name), (0, longest - one.stage.shape[-1])) for one in stages]
+            return torch.cat([row.expand(num, -1) for row, (num, _) in zip(rows, shapes, strict=True)])
+
+        return cls(
+            stack("stage"),
+            stack("persistent"),
+            stack("position"),
+            min(one.first_position for one in stages),
+            max(one.num_positions for one in stages),
+            all(one.single_stage for one in stages),
+        )
+
     def mask(self) -> Tensor:
-        """[L, L] booleans: whether query i attends to key j."""
-        earlier = self.persistent & (self.stage < self.stage[:, None])
-        return earlier | (self.stage == self.stage[:, None])
+        """[L, L] or [B, L, L] booleans: whether query i attends to key j."""
+        query, key = self.stage[..., :, None], self.stage[..., None, :]
+        return (self.persistent[..., None, :] & (key < query)) | (key == query)
 
 
 @lru_cache(maxsize=16)
@@ -78,7 +98,42 @@ class CacheView(ABC):
     @property
     @abstractmethod
     def start(self) -> int:
-        """The position of the call's first token in the text."""
+        """The position of the call's first token in the text; the largest of them, where texts differ."""
+
+    @property
+    def valid_on_host(self) -> NDArray[np.bool_] | None:
+        """bool [B, n]: False on padding after the call's tokens, where calls of different lengths were merged; None
+        if there is none."""
+        return None
+
+
+class MergedCacheView(CacheView):
+    """One call beside the caches of several."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Cache what the call has read. Before that all caches are as they were, so a call that fails is repeatable."""
+
+
+class MergeableCacheView(CacheView):
+    """A view that can be merged with others of the same `batch_key`, whose texts and prefixes may be of any length.
+
+    A server calls the network once beside the caches of several requests.
+    """
+
+    @property
+    @abstractmethod
+    def batch_key(self) -> Hashable:
+        """Views with equal keys can be merged."""
+
+    @property
+    @abstractmethod
+    def cached_length(self) -> int:
+        """The number of positions that the call's tokens attend to in the cache: what a shared call is padded to."""
+
+    @abstractmethod
+    def merge(self, others: Sequence[Any], shapes: Sequence[tuple[int, int]]) -> MergedCacheView:
+        """One view of the sequences of all calls, this one's first, with tokens of `shapes` (B, n) each."""
 
 
 class Cache(ABC):

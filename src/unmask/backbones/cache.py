@@ -1,13 +1,24 @@
-"""Caches: of keys and values, for networks whose tokens attend to each other, and of recurrent states."""
+"""Caches of keys and values, for networks whose tokens attend to each other.
+
+A call sees a cache through a view, or the caches of several requests through one merged view; networks do not tell
+them apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from unmask.context import Cache, CacheView, Context
+from unmask.backbones._merged_rows import MergedRows
+from unmask.context import Cache, CacheView, Context, MergeableCacheView, MergedCacheView
+
+PADDING_POSITION = -(1 << 40)
+"""The position of keys that are padding: far from those of all queries."""
 
 
 class KVCache(Cache):
@@ -24,8 +35,8 @@ class KVCache(Cache):
 
     def view(
         self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
-    ) -> KVCacheView:
-        return KVCacheView(self, self.end if start is None else start, keep, sequence_ids)
+    ) -> OneKVCacheView:
+        return OneKVCacheView(self, self.end if start is None else start, keep, sequence_ids)
 
     def select(self, sequence_ids: Tensor) -> None:
         self._map(lambda cached: cached[sequence_ids])
@@ -41,6 +52,31 @@ class KVCache(Cache):
 
 
 class KVCacheView(CacheView):
+    """What attention sees of cached keys and values: C of them in front of the call's own n."""
+
+    @abstractmethod
+    def span(self, length: int) -> tuple[int, int]:
+        """The smallest and the largest position of the call's tokens."""
+
+    @abstractmethod
+    def query_positions(self, length: int, device: torch.device) -> Tensor:
+        """int64 [B or 1, n]: the positions of the call's tokens."""
+
+    @abstractmethod
+    def key_positions(self, length: int, device: torch.device) -> Tensor | None:
+        """int64 [B or 1, C]: the positions of the cached keys beside a call of `length` tokens; negative on padding.
+        None if there are none."""
+
+    @abstractmethod
+    def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values [B, heads, C + n, d] that a layer attends to, given the new ones [B, heads, n, d]."""
+
+    @abstractmethod
+    def update_embeddings(self, new: Tensor) -> Tensor:
+        """The embeddings [B, C + n, width] of cached and new positions, given the new ones [B, n, width]."""
+
+
+class OneKVCacheView(KVCacheView, MergeableCacheView):
     """One call with a cache: the call's tokens are at position `start` and after it.
 
     Keys and values of the first `keep` tokens (all, if None) are cached. `sequence_ids` are the call's
@@ -57,50 +93,149 @@ class KVCacheView(CacheView):
 
     @property
     def cached_length(self) -> int:
-        """The number of cached positions."""
         return self.kv_cache.end - self.kv_cache.start
 
     @property
-    def num_before(self) -> int:
-        """The number of cached positions before the call's first token."""
-        return self.start - self.kv_cache.start
+    def batch_key(self) -> Hashable:
+        return OneKVCacheView
+
+    def merge(self, others: Sequence[OneKVCacheView], shapes: Sequence[tuple[int, int]]) -> MergedCacheView:
+        return MergedKVCacheView([self, *others], shapes)
+
+    def key_ranges(self, length: int) -> tuple[range, range]:
+        """The cached positions before and after those of a call of `length` tokens, which replaces what is cached."""
+        first, end = self.kv_cache.start, self.kv_cache.end
+        return range(first, max(first, min(self.start, end))), range(min(self.start + length, end), end)
+
+    def span(self, length: int) -> tuple[int, int]:
+        return self.start, self.start + length - 1
+
+    def query_positions(self, length: int, device: torch.device) -> Tensor:
+        return torch.arange(self.start, self.start + length, device=device)[None]
+
+    def key_positions(self, length: int, device: torch.device) -> Tensor | None:
+        parts = [torch.arange(part.start, part.stop, device=device) for part in self.key_ranges(length) if part]
+        return torch.cat(parts)[None] if parts else None
 
     def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values [B, heads, K, d] that a layer attends to, given the new ones [B, heads, n, d]."""
-        layers = self.kv_cache.layers
-        is_new = layer_index >= len(layers)
-        cached = (keys[..., :0, :], values[..., :0, :]) if is_new else layers[layer_index]
-        if not (is_new and self._keeps_nothing):
-            layers[layer_index : layer_index + 1] = [(self._updated(cached[0], keys), self._updated(cached[1], values))]
-        return self._combined(cached[0], keys), self._combined(cached[1], values)
+        attended = [
+            new if cached is None else torch.cat([cached, new], -2)
+            for cached, new in zip(self.attended(layer_index, keys.shape[-2]), (keys, values), strict=True)
+        ]
+        self.write(layer_index, keys, values)
+        return attended[0], attended[1]
 
     def update_embeddings(self, new: Tensor) -> Tensor:
-        """The embeddings [B, K, width] of all cached and new positions, given the new ones [B, n, width]."""
+        cached = self.attended_embeddings(new.shape[-2])
+        self.write_embeddings(new)
+        return new if cached is None else torch.cat([cached, new], -2)
+
+    def attended(self, layer_index: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+        """The cached keys and values [B, heads, C, d] beside a call of `length` tokens; None if there are none."""
+        if layer_index >= len(self.kv_cache.layers):
+            return None, None
+        keys, values = self.kv_cache.layers[layer_index]
+        return self._beside(keys, length), self._beside(values, length)
+
+    def attended_embeddings(self, length: int) -> Tensor | None:
+        """The cached embeddings [B, C, width] beside a call of `length` tokens; None if there are none."""
         cached = self.kv_cache.embeddings
+        return None if cached is None else self._beside(cached, length)
+
+    def write(self, layer_index: int, keys: Tensor, values: Tensor) -> None:
+        """Cache what is to be kept of new keys and values [B, heads, n, d]."""
+        layers = self.kv_cache.layers
+        cached = layers[layer_index] if layer_index < len(layers) else (None, None)
+        if self.keep != 0:  # a call that keeps nothing must not start a cache: it may be of some sequences only
+            layers[layer_index : layer_index + 1] = [(self._updated(cached[0], keys), self._updated(cached[1], values))]
+
+    def write_embeddings(self, new: Tensor) -> None:
+        """Cache what is to be kept of new embeddings [B, n, width]."""
+        if self.keep != 0:
+            self.kv_cache.embeddings = self._updated(self.kv_cache.embeddings, new)
+
+    def _beside(self, cached: Tensor, length: int) -> Tensor:
+        cached = cached if self.sequence_ids is None else cached[self.sequence_ids]
+        before, after = self.key_ranges(length)
+        if not after:
+            return cached[..., : len(before), :]
+        return torch.cat([cached[..., : len(before), :], cached[..., cached.shape[-2] - len(after) :, :]], -2)
+
+    def _updated(self, cached: Tensor | None, new: Tensor) -> Tensor:
+        new = new[..., : self.keep, :]
         if cached is None:
-            self.kv_cache.embeddings = None if self._keeps_nothing else self._updated(new[:, :0], new)
             return new
-        self.kv_cache.embeddings = self._updated(cached, new)
-        return self._combined(cached, new)
+        first = self.start - self.kv_cache.start
+        return torch.cat([cached[..., :first, :], new, cached[..., first + new.shape[-2] :, :]], -2)
+
+
+class MergedKVCacheView(KVCacheView, MergedCacheView):
+    """One call beside the caches of several: cached keys are padded to the longest, and so are the call's tokens.
+
+    Keys of different sequences at one index may have different positions.
+    """
+
+    def __init__(self, views: Sequence[OneKVCacheView], shapes: Sequence[tuple[int, int]]) -> None:
+        self._views, self._rows = views, MergedRows(shapes)
+        ranges = [view.key_ranges(length) for view, (_, length) in zip(views, shapes, strict=True)]
+        self._cached = [np.array([*before, *after], dtype=np.int64) for before, after in ranges]
+        self._num_cached = max(map(len, self._cached))
+        self._new: dict[int, tuple[Tensor, Tensor]] = {}
+        self._new_embeddings: Tensor | None = None
 
     @property
-    def _keeps_nothing(self) -> bool:
-        """Such a call must not start a cache: it may be of some of the sequences only."""
-        return self.keep == 0
+    def start(self) -> int:
+        return max(view.start for view in self._views)
 
-    def _combined(self, cached: Tensor, new: Tensor) -> Tensor:
-        if cached.shape[-2] == 0:
+    @property
+    def valid_on_host(self) -> NDArray[np.bool_] | None:
+        return self._rows.valid
+
+    def span(self, length: int) -> tuple[int, int]:
+        spans = [view.span(own) for view, (_, own) in zip(self._views, self._rows.shapes, strict=True)]
+        return min(first for first, _ in spans), max(last for _, last in spans)
+
+    def query_positions(self, length: int, device: torch.device) -> Tensor:
+        start = self._rows.per_sequence([view.start for view in self._views])[:, None]
+        last = start + self._rows.lengths[:, None] - 1
+        return torch.from_numpy(np.minimum(start + np.arange(length), last)).to(device)  # padding: where text stands
+
+    def key_positions(self, length: int, device: torch.device) -> Tensor | None:
+        if self._num_cached == 0:
+            return None
+        positions = np.full((len(self._views), self._num_cached), PADDING_POSITION)
+        for row, cached in zip(positions, self._cached, strict=True):
+            row[: len(cached)] = cached
+        return torch.from_numpy(self._rows.per_sequence(positions)).to(device)
+
+    def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self._new[layer_index] = keys, values
+        pairs = zip(self._views, self._rows.shapes, strict=True)
+        cached = [view.attended(layer_index, length) for view, (_, length) in pairs]
+        return self._padded([pair[0] for pair in cached], keys), self._padded([pair[1] for pair in cached], values)
+
+    def update_embeddings(self, new: Tensor) -> Tensor:
+        self._new_embeddings = new
+        pairs = zip(self._views, self._rows.shapes, strict=True)
+        return self._padded([view.attended_embeddings(length) for view, (_, length) in pairs], new)
+
+    def commit(self) -> None:
+        for view, rows, (_, length) in zip(self._views, self._rows.slices, self._rows.shapes, strict=True):
+            for layer_index, (keys, values) in self._new.items():
+                view.write(layer_index, keys[rows, ..., :length, :], values[rows, ..., :length, :])
+            if self._new_embeddings is not None:
+                view.write_embeddings(self._new_embeddings[rows, :length])
+
+    def _padded(self, cached: Sequence[Tensor | None], new: Tensor) -> Tensor:
+        """[B, ..., C + n, d]: the cached of each call, zeros after the shorter ones, and then the new."""
+        if self._num_cached == 0:
             return new
-        cached = cached if self.sequence_ids is None else cached[self.sequence_ids]
-        after = self.num_before + new.shape[-2]
-        return torch.cat([cached[..., : self.num_before, :], new, cached[..., after:, :]], -2)
-
-    def _updated(self, cached: Tensor, new: Tensor) -> Tensor:
-        keep = new.shape[-2] if self.keep is None else self.keep
-        if keep == 0:
-            return cached
-        after = self.num_before + keep
-        return torch.cat([cached[..., : self.num_before, :], new[..., :keep, :], cached[..., after:, :]], -2)
+        padded = new.new_zeros(*new.shape[:-2], self._num_cached + new.shape[-2], new.shape[-1])
+        for rows, part in zip(self._rows.slices, cached, strict=True):
+            if part is not None:
+                padded[rows, ..., : part.shape[-2], :] = part
+        padded[..., self._num_cached :, :] = new
+        return padded
 
 
 def kv_view(context: Context) -> KVCacheView | None:
@@ -111,72 +246,3 @@ def kv_view(context: Context) -> KVCacheView | None:
             " take a cache from its own new_cache()"
         )
     return context.cache
-
-
-class RecurrentCache(Cache):
-    """The state of each layer after the tokens read so far, and the last inputs of its convolution.
-
-    It has the same size however long the text is. A text is read in order, and cannot be forgotten in part.
-    """
-
-    def __init__(self) -> None:
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        self._end = 0
-
-    @property
-    def end(self) -> int:
-        return self._end
-
-    def view(
-        self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
-    ) -> RecurrentCacheView:
-        if start not in (None, self._end):
-            raise ValueError(f"a recurrent network reads in order: the next position is {self._end}; got {start}")
-        return RecurrentCacheView(self, keep, sequence_ids)
-
-    def select(self, sequence_ids: Tensor) -> None:
-        self.layers = [(window[sequence_ids], state[sequence_ids]) for window, state in self.layers]
-
-    def evict_before(self, position: int) -> None:
-        if position <= 0:
-            return
-        if position < self._end:
-            raise ValueError(f"a recurrent state cannot forget a part of its {self._end} tokens; take a new cache")
-        self.layers, self._end = [], position
-
-
-class RecurrentCacheView(CacheView):
-    """One call beside a recurrent cache: all of its tokens are cached, or none (`keep=0`)."""
-
-    def __init__(self, cache: RecurrentCache, keep: int | None, sequence_ids: Tensor | None) -> None:
-        self.cache, self.keep, self.sequence_ids = cache, keep, sequence_ids
-
-    @property
-    def start(self) -> int:
-        return self.cache.end
-
-    def read(self, layer_index: int) -> tuple[Tensor | None, Tensor | None]:
-        """The window [B, K - 1, D] of the convolution and the state [B, D, N]; None before the first token."""
-        if layer_index >= len(self.cache.layers):
-            return None, None
-        window, state = self.cache.layers[layer_index]
-        return (window, state) if self.sequence_ids is None else (window[self.sequence_ids], state[self.sequence_ids])
-
-    def write(self, layer_index: int, window: Tensor, state: Tensor) -> None:
-        """Cache what a layer ends with."""
-        layers, ids = self.cache.layers, self.sequence_ids
-        if self.keep == 0:
-            return
-        if ids is None:
-            layers[layer_index : layer_index + 1] = [(window.clone(), state)]
-        elif layer_index < len(layers):
-            old_window, old_state = layers[layer_index]
-            layers[layer_index] = old_window.index_copy(0, ids, window), old_state.index_copy(0, ids, state)
-        else:
-            raise ValueError("a recurrent cache is started by a call with all of its sequences")
-
-    def advance(self, length: int) -> None:
-        """The call has read `length` tokens."""
-        if self.keep not in (None, 0, length):
-            raise ValueError(f"a recurrent cache keeps all {length} tokens of a call, or none; got keep={self.keep}")
-        self.cache._end += 0 if self.keep == 0 else length

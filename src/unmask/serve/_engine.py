@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.hardware.memory import is_out_of_memory
 from unmask.serve._metrics import Metrics
@@ -313,21 +315,33 @@ class Engine:
         batch = [order[index] for index in select_batch(pending, self.max_batch, self.model.vocab.size)]
         calls = [_pending_call(running) for running in batch]
         start = time.perf_counter()
-        try:
-            outputs = run_batch(self.model.predictor, calls)
-        except Exception as error:  # no error may end the thread
-            if is_out_of_memory(error) and len(batch) > 1:
-                self.max_batch = max(1, len(batch) // 2)  # permanently: it would happen again
-                return
-            for running in batch:
-                self._fail(running, _public_error(error))
+        outputs = self._outputs(calls)
+        if not outputs:
             return
         self.metrics.observe_forward(sum(len(call.z) for call in calls), time.perf_counter() - start)
         self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
         for running, call, output in zip(batch, calls, outputs, strict=True):
             running.last_iteration = running.request.last_iteration = self._iterations
             running.request.processed_tokens += call.z.numel()
-            self._advance(running, partial(running.coroutine.send, output))
+            if isinstance(output, Exception):
+                self._fail(running, _public_error(output))
+            else:
+                self._advance(running, partial(running.coroutine.send, output))
+
+    def _outputs(self, calls: Sequence[ForwardCall]) -> Sequence[Tensor | Exception]:
+        """The outputs of calls, or what failed; none if memory did not suffice for all of them at once.
+
+        If a batch fails, each call is repeated alone: the error of one must not be that of the others.
+        """
+        try:
+            return run_batch(self.model.predictor, calls)
+        except Exception as error:  # no error may end the thread
+            if len(calls) == 1:
+                return [error]
+            if is_out_of_memory(error):
+                self.max_batch = max(1, len(calls) // 2)  # permanently: it would happen again
+                return []
+        return [output for call in calls for output in self._outputs([call])]
 
     def _resume_paused(self) -> None:
         """Resume the sequence that has been paused longest, for one time slice."""
