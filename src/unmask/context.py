@@ -136,6 +136,38 @@ class MergeableCacheView(CacheView):
         """One view of the sequences of all calls, this one's first, with tokens of `shapes` (B, n) each."""
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """The given beginning of texts that are read block by block, beside a cache that is exact: what is cached of a
+    block depends on the tokens up to its end alone. So texts that begin alike can share what is cached of it."""
+
+    tokens: Tensor
+    """int64 [B, p]: the tokens as the network reads them."""
+    block_size: int = 1
+    """Tokens of a block; 1 for a causal network."""
+    offset: int = 0
+    """How much shorter than the others the first block is."""
+
+
+@dataclass(frozen=True)
+class CacheSegment:
+    """What is cached of consecutive positions of one text."""
+
+    stop: int
+    """The position after its last one."""
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    """Two tensors of each layer."""
+    embeddings: Tensor | None = None
+    """Those of the tokens, if the network needs them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        tensors = [tensor for pair in self.layers for tensor in pair]
+        tensors += [] if self.embeddings is None else [self.embeddings]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 class Cache(ABC):
     """What a network keeps of the tokens that it has read: keys and values, or a recurrent state.
 
@@ -162,6 +194,17 @@ class Cache(ABC):
     @abstractmethod
     def evict_before(self, position: int) -> None:
         """Forget all positions before this one."""
+
+    remembers_end_only: bool = False
+    """Whether a segment can be taken only while it is the last one, as from a recurrent state."""
+
+    def segment(self, start: int, stop: int) -> CacheSegment | None:
+        """A copy of what is cached of these positions of the only text; None if this kind of cache gives none."""
+        return None
+
+    def load(self, segments: Sequence[CacheSegment]) -> None:
+        """Begin with segments of a text, the first of which begins with the text."""
+        raise ValueError(f"{type(self).__name__} gives no segments, and takes none")
 
 
 @dataclass(frozen=True)

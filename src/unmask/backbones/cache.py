@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.backbones._merged_rows import MergedRows
-from unmask.context import Cache, CacheView, Context, MergeableCacheView, MergedCacheView
+from unmask.context import Cache, CacheSegment, CacheView, Context, MergeableCacheView, MergedCacheView
 
 PADDING_POSITION = -(1 << 40)
 """The position of keys that are padding: far from those of all queries."""
@@ -45,6 +45,21 @@ class KVCache(Cache):
         remaining = slice(max(0, position - self.start), None)
         self._map(lambda cached: cached[..., remaining, :])
         self.start = max(self.start, position)
+
+    def segment(self, start: int, stop: int) -> CacheSegment:
+        part = slice(start - self.start, stop - self.start)
+        layers = tuple((keys[..., part, :].clone(), values[..., part, :].clone()) for keys, values in self.layers)
+        embeddings = None if self.embeddings is None else self.embeddings[..., part, :].clone()
+        return CacheSegment(stop, layers, embeddings)
+
+    def load(self, segments: Sequence[CacheSegment]) -> None:
+        by_layer = zip(*(segment.layers for segment in segments), strict=True)
+        self.layers = [
+            (torch.cat([keys for keys, _ in parts], -2), torch.cat([values for _, values in parts], -2))
+            for parts in by_layer
+        ]
+        embeddings = [segment.embeddings for segment in segments if segment.embeddings is not None]
+        self.start, self.embeddings = 0, torch.cat(embeddings, -2) if embeddings else None
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> None:
         self.layers = [(fn(keys), fn(values)) for keys, values in self.layers]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.backbones._merged_rows import MergedRows
-from unmask.context import Cache, CacheView, MergeableCacheView, MergedCacheView
+from unmask.context import Cache, CacheSegment, CacheView, MergeableCacheView, MergedCacheView
 
 
 class RecurrentCache(Cache):
@@ -44,6 +44,17 @@ class RecurrentCache(Cache):
         if position < self._end:
             raise ValueError(f"a recurrent state cannot forget a part of its {self._end} tokens; take a new cache")
         self.layers, self._end = [], position
+
+    remembers_end_only = True
+
+    def segment(self, start: int, stop: int) -> CacheSegment | None:
+        """The state at `stop`, which is all that a text that goes on from there needs."""
+        layers = tuple((window.clone(), state.clone()) for window, state in self.layers)
+        return CacheSegment(stop, layers) if stop == self._end else None
+
+    def load(self, segments: Sequence[CacheSegment]) -> None:
+        last = segments[-1]
+        self.layers, self._end = list(last.layers), last.stop
 
     def advance(self, length: int) -> None:
         """`length` more tokens have been read."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.hardware.memory import is_out_of_memory
 from unmask.serve._metrics import Metrics
+from unmask.serve._prefix_store import PrefixStore
 from unmask.serve._scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start
 from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
 from unmask.types import Vocab
@@ -97,7 +98,8 @@ class Engine:
 
     The model is loaded in the engine's thread too: once a second thread has used torch, OpenMP has more
     threads than cores and puts them to sleep between operations, which doubles the time. `on_ready` or
-    `on_failure` is called after loading. An iteration of more than `stuck_after` seconds counts as stuck.
+    `on_failure` is called after loading. An iteration of more than `stuck_after` seconds counts as stuck. Up to
+    `prefix_bytes` of what is cached of prompts are kept for later requests; 0: nothing.
     """
 
     model: EngineModel
@@ -111,6 +113,7 @@ class Engine:
         on_ready: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
         stuck_after: float = 60.0,
+        prefix_bytes: int = 0,
     ) -> None:
         self.metrics, self.max_batch, self.max_pending, self.stuck_after = (
             metrics,
@@ -118,6 +121,7 @@ class Engine:
             max_batch + max_queue,
             stuck_after,
         )
+        self._prefixes = PrefixStore(prefix_bytes, metrics) if prefix_bytes else None
         self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
         self.ready = False
         self._requests: list[ScheduledRequest] = []
@@ -296,7 +300,7 @@ class Engine:
             result = task.job(denoiser, task.on_progress)
             self._finish(task, result)
 
-        running = RunningTask(task, SamplerCoroutine(run_job, self.model.predictor), request, self._iterations)
+        running = RunningTask(task, SamplerCoroutine(run_job, self.model.predictor, self._prefixes), request, self._iterations)
         request.running.append(running)
         self._advance(running, running.coroutine.start)
 

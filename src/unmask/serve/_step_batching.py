@@ -17,9 +17,10 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
-from unmask.context import AttentionStages, Context, MergeableCacheView, MergedCacheView
+from unmask.context import AttentionStages, Cache, Context, MergeableCacheView, MergedCacheView, Prefix
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper, MergeableRowFn
 from unmask.guidance.regex.limits import YIELD_HOOK
+from unmask.serve._prefix_store import PrefixReader, PrefixStore
 from unmask.types import Positions, RowFn, Times, Tokens
 
 _MAX_BATCH_LOGITS = 1 << 26
@@ -64,6 +65,23 @@ class ForwardCall:
             return False
         return self.context.is_empty or self.z.shape[1] <= 2 * other.z.shape[1] <= 4 * self.z.shape[1]
 
+    def unqueried(self, begin: int, end: int) -> ForwardCall:
+        """The same for some of its tokens, which are read and not asked for."""
+        t = self.t if self.t.shape[1] == 1 else self.t[:, begin:end]
+        nothing = torch.zeros_like(self.z[:, begin:end], dtype=torch.bool)
+        return ForwardCall(self.z[:, begin:end], t, nothing, None, self.context)
+
+    def rest(self, begin: int) -> ForwardCall:
+        """The same from a token on, after which all its queries are."""
+        if begin == 0:
+            return self
+        t = self.t if self.t.shape[1] == 1 else self.t[:, begin:]
+        if isinstance(self.positions, Tensor):
+            positions: Positions = self.positions[:, begin:]
+        else:
+            positions = self.positions[0], self.positions[1] - begin
+        return replace(self, z=self.z[:, begin:], t=t, positions=positions)
+
     @cached_property
     def num_queries(self) -> int:
         """The number of rows of log_x in its output."""
@@ -76,14 +94,16 @@ class SamplerCoroutine:
     It is `paused` if its own computations go beyond `slice_deadline`, a time of `time.monotonic`.
     """
 
-    def __init__(self, work: Callable[[DenoiserLike], None], denoiser: DenoiserLike) -> None:
+    def __init__(
+        self, work: Callable[[DenoiserLike], None], denoiser: DenoiserLike, prefixes: PrefixStore | None = None
+    ) -> None:
         self.pending_call: ForwardCall | None = None
         self.paused = False
         self.slice_deadline = float("inf")
 
         def run() -> None:
             YIELD_HOOK.set(self._pause)
-            work(_YieldingDenoiser(denoiser))
+            work(_YieldingDenoiser(denoiser, prefixes))
 
         self._greenlet = greenlet(run)
 
@@ -120,7 +140,21 @@ class SamplerCoroutine:
 
 
 class _YieldingDenoiser(DenoiserWrapper):
-    """A denoiser that hands its calls to the parent greenlet and waits for the output."""
+    """A denoiser that hands its calls to the parent greenlet and waits for the output.
+
+    What is cached of a text's prefix comes from a store, and goes there when it is read.
+    """
+
+    def __init__(self, denoiser: DenoiserLike, prefixes: PrefixStore | None) -> None:
+        super().__init__(denoiser)
+        self._prefixes = prefixes
+        self._reader: PrefixReader | None = None
+
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
+        cache = self.denoiser.new_cache()
+        if prefix is not None and self._prefixes is not None and len(prefix.tokens) == 1:
+            self._reader = self._prefixes.open(cache, prefix)
+        return cache
 
     def __call__(
         self,
@@ -132,8 +166,22 @@ class _YieldingDenoiser(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        output: Tensor = _switch_to_parent(ForwardCall(z, t, positions, row_fn, context))
+        call = ForwardCall(z, t, positions, row_fn, context)
+        reader, begin = self._reader, 0
+        if reader is None or reader.finished or context.cache is None:
+            return _forward(call)
+        for end in reader.pauses(z.shape[1]):
+            _forward(call.unqueried(begin, end))
+            reader.store_read()
+            begin = end
+        output = _forward(call.rest(begin))
+        reader.store_read()
         return output
+
+
+def _forward(call: ForwardCall) -> Tensor:
+    output: Tensor = _switch_to_parent(call)
+    return output
 
 
 def _switch_to_parent(value: object) -> Any:
