@@ -1,4 +1,4 @@
-"""Small networks of every kind of cache with a sampler that uses it, and samplers whose calls are answered one by one."""
+"""Small networks of every kind of cache with a sampler that uses it; samplers whose calls are answered one by one."""
 
 from __future__ import annotations
 

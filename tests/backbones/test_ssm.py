@@ -15,8 +15,8 @@ from unmask import MDLM, CaduceusConfig, DiMambaConfig, MambaConfig, ModelConfig
 from unmask.backbones._ssm import SelectiveSSM
 from unmask.backbones.base import Backbone
 from unmask.backbones.cache import KVCache
-from unmask.backbones.recurrent_cache import RecurrentCache
 from unmask.backbones.dit import TimeConditioning
+from unmask.backbones.recurrent_cache import RecurrentCache
 from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.context import Context
 from unmask.model import Denoiser

@@ -121,7 +121,9 @@ def test_only_calls_of_about_one_length_share_a_call() -> None:
         assert select_batch([token, plain, other], 8, 7) == [0, 2]
 
 
-@pytest.mark.parametrize("objective", [NextToken(), BlockDiffusion(block_size=4)], ids=lambda objective: type(objective).__name__)
+@pytest.mark.parametrize(
+    "objective", [NextToken(), BlockDiffusion(block_size=4)], ids=lambda objective: type(objective).__name__
+)
 def test_the_engine_shares_calls_and_keeps_errors_apart(objective: Objective) -> None:
     lm = language_model(objective)
     sampler = Autoregressive() if isinstance(objective, NextToken) else IN_BLOCKS

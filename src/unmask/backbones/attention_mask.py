@@ -153,7 +153,9 @@ def _span(length: int, context: Context) -> tuple[int, int]:
     cache, stages = kv_view(context), context.stages
     if cache is not None:
         return cache.span(length)
-    return (0, length - 1) if stages is None else (stages.first_position, stages.first_position + stages.num_positions - 1)
+    return (
+        (0, length - 1) if stages is None else (stages.first_position, stages.first_position + stages.num_positions - 1)
+    )
 
 
 def _valid_keys(context: Context, cached: Tensor | None, query: Tensor) -> Tensor | None:

@@ -146,7 +146,9 @@ class MergedRecurrentCacheView(RecurrentCacheView, MergedCacheView):
         return self._stacked([window for window, _ in pairs]), self._stacked([state for _, state in pairs])
 
     def window(self, inputs: Tensor, size: int) -> Tensor:
-        last = torch.from_numpy(self._rows.lengths).to(inputs.device)[:, None] + torch.arange(size, device=inputs.device)
+        last = torch.from_numpy(self._rows.lengths).to(inputs.device)[:, None] + torch.arange(
+            size, device=inputs.device
+        )
         return inputs.gather(1, last[..., None].expand(-1, -1, inputs.shape[2]))
 
     def write(self, layer_index: int, window: Tensor, state: Tensor) -> None:
@@ -167,5 +169,8 @@ class MergedRecurrentCacheView(RecurrentCacheView, MergedCacheView):
         if known is None:
             return None
         sizes = [num for num, _ in self._rows.shapes]
-        new = [known.new_zeros(num, *known.shape[1:]) if part is None else part for part, num in zip(parts, sizes, strict=True)]
+        new = [
+            known.new_zeros(num, *known.shape[1:]) if part is None else part
+            for part, num in zip(parts, sizes, strict=True)
+        ]
         return torch.cat(new)

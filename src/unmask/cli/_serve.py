@@ -60,11 +60,10 @@ def serve(
         raise ValueError(
             f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
         ) from None
-    for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
-    if prefix_cache_mb < 0:
-        raise ValueError(f"prefix_cache_mb must be 0 (nothing is kept) or more megabytes; got {prefix_cache_mb}")
+    sizes = (("max_batch", max_batch, 1), ("max_queue", max_queue, 1), ("prefix_cache_mb", prefix_cache_mb, 0))
+    for name, value, smallest in sizes:
+        if value < smallest:
+            raise ValueError(f"{name} must be at least {smallest}; got {value}")
     if not 0 <= port < 65536:
         raise ValueError(f"port must be from 0 to 65535; got {port}")
     if not 0 <= shutdown_timeout < float("inf"):
@@ -78,7 +77,9 @@ def serve(
     classifies = is_classifier(model)
     if classifies and weights.dtype not in ("auto", "float32"):
         raise ValueError(f"a classifier computes in float32: leave out --dtype {weights.dtype}")
-    service = Service(model.resolve().name, limits, max_batch, max_queue, classifies=classifies, prefix_cache_mb=prefix_cache_mb)
+    service = Service(
+        model.resolve().name, limits, max_batch, max_queue, classifies=classifies, prefix_cache_mb=prefix_cache_mb
+    )
 
     def load() -> LanguageModel | Classifier:
         if classifies:

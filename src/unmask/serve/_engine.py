@@ -300,7 +300,9 @@ class Engine:
             result = task.job(denoiser, task.on_progress)
             self._finish(task, result)
 
-        running = RunningTask(task, SamplerCoroutine(run_job, self.model.predictor, self._prefixes), request, self._iterations)
+        running = RunningTask(
+            task, SamplerCoroutine(run_job, self.model.predictor, self._prefixes), request, self._iterations
+        )
         request.running.append(running)
         self._advance(running, running.coroutine.start)
 
