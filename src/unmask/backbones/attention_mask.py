@@ -143,7 +143,8 @@ def _is_unrestricted(context: Context) -> bool:
 def _query_positions(length: int, device: torch.device, context: Context) -> Tensor:
     """int64 [R, n]."""
     if context.stages is not None:
-        return torch.atleast_2d(context.stages.position)
+        position = context.stages.position
+        return position if position.ndim == 2 else position[None]
     cache = kv_view(context)
     return torch.arange(length, device=device)[None] if cache is None else cache.query_positions(length, device)
 
@@ -162,8 +163,9 @@ def _valid_keys(context: Context, cached: Tensor | None, query: Tensor) -> Tenso
     """bool [B, K]: which keys are text; None if all are. The calls of a merged one have no padding of their own."""
     if context.valid is not None:
         return _at(context.valid, query if cached is None else torch.cat([cached, query], 1))
-    own = None if context.cache is None else context.cache.valid_on_host
-    if own is None and (cached is None or len(cached) == 1):
+    cache = kv_view(context)
+    own = None if cache is None else cache.valid_on_host
+    if cache is None or (own is None and not cache.pads_keys):
         return None
     new = torch.ones_like(query, dtype=torch.bool) if own is None else torch.from_numpy(own).to(query.device)
     return new if cached is None else torch.cat([cached >= 0, new], 1)

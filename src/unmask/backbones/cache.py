@@ -69,6 +69,11 @@ class KVCache(Cache):
 class KVCacheView(CacheView):
     """What attention sees of cached keys and values: C of them in front of the call's own n."""
 
+    @property
+    def pads_keys(self) -> bool:
+        """Whether some of the cached keys are padding."""
+        return False
+
     @abstractmethod
     def span(self, length: int) -> tuple[int, int]:
         """The smallest and the largest position of the call's tokens."""
@@ -179,7 +184,7 @@ class OneKVCacheView(KVCacheView, MergeableCacheView):
     def _updated(self, cached: Tensor | None, new: Tensor) -> Tensor:
         new = new[..., : self.keep, :]
         if cached is None:
-            return new
+            return new.clone()  # it may be a part of all queries, keys and values of a batch
         first = self.start - self.kv_cache.start
         return torch.cat([cached[..., :first, :], new, cached[..., first + new.shape[-2] :, :]], -2)
 
@@ -205,6 +210,10 @@ class MergedKVCacheView(KVCacheView, MergedCacheView):
     @property
     def valid_on_host(self) -> NDArray[np.bool_] | None:
         return self._rows.valid
+
+    @property
+    def pads_keys(self) -> bool:
+        return len({len(cached) for cached in self._cached}) > 1
 
     def span(self, length: int) -> tuple[int, int]:
         spans = [view.span(own) for view, (_, own) in zip(self._views, self._rows.shapes, strict=True)]

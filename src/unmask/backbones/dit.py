@@ -364,7 +364,8 @@ class DiT(Backbone):
         *first, last = self.layers
         packed = packed if first else None
         mask = attn.mask
-        if context.stages is not None and mask is not None and x.device.type in FLEX_DEVICES:
+        # Beside a cache, whose length changes from call to call, it would be compiled again and again.
+        if context.stages is not None and cache is None and mask is not None and x.device.type in FLEX_DEVICES:
             mask = flex_block_mask(mask)
         x = x if packed is None else packed.pack(x)
         for index, block in enumerate(first):
