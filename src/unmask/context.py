@@ -53,16 +53,14 @@ class AttentionStages:
 
         The first block of the text is `offset` tokens shorter than the others.
         """
-        position = torch.arange(first, last, device=device)
-        stage = 2 * ((position + offset) // block_size) + (position < first_noisy)
-        same_block = (first + offset) // block_size == (last + offset - 1) // block_size
-        single_stage = same_block and not first < first_noisy < last
-        return cls(stage, position < first_noisy, position, first, last - first, single_stage)
+        return _block_causal(first, last, block_size, first_noisy, device, offset)
 
     @classmethod
     def stacked(cls, stages: Sequence[AttentionStages], shapes: Sequence[tuple[int, int]]) -> AttentionStages:
         """Those of several calls, of `shapes` (B, L), as one of all their sequences, padded to the longest."""
         longest = max(length for _, length in shapes)
+        if all(one is stages[0] for one in stages):
+            return stages[0]
 
         def stack(name: str) -> Tensor:
             rows = [torch.nn.functional.pad(getattr(one, name), (0, longest - one.stage.shape[-1])) for one in stages]
@@ -81,6 +79,19 @@ class AttentionStages:
         """[L, L] or [B, L, L] booleans: whether query i attends to key j."""
         query, key = self.stage[..., :, None], self.stage[..., None, :]
         return (self.persistent[..., None, :] & (key < query)) | (key == query)
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(mode=False)  # later calls may need gradients
+def _block_causal(
+    first: int, last: int, block_size: int, first_noisy: int, device: torch.device, offset: int
+) -> AttentionStages:
+    """All steps of a block, and all requests at the same block, have the same."""
+    position = torch.arange(first, last, device=device)
+    stage = 2 * ((position + offset) // block_size) + (position < first_noisy)
+    same_block = (first + offset) // block_size == (last + offset - 1) // block_size
+    single_stage = same_block and not first < first_noisy < last
+    return AttentionStages(stage, position < first_noisy, position, first, last - first, single_stage)
 
 
 @lru_cache(maxsize=16)
@@ -155,15 +166,15 @@ class CacheSegment:
 
     stop: int
     """The position after its last one."""
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    """Two tensors of each layer."""
+    layers: tuple[tuple[Tensor, ...], ...]
+    """The tensors of each layer."""
     embeddings: Tensor | None = None
     """Those of the tokens, if the network needs them."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors."""
-        tensors = [tensor for pair in self.layers for tensor in pair]
+        tensors = [tensor for layer in self.layers for tensor in layer]
         tensors += [] if self.embeddings is None else [self.embeddings]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -7,7 +7,7 @@ them apart.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -25,13 +25,14 @@ class KVCache(Cache):
     """Keys and values of each layer, for the positions `start` to `end` - 1."""
 
     def __init__(self) -> None:
-        self.layers: list[tuple[Tensor, Tensor]] = []
+        self.layers: list[Tensor] = []
+        """Keys and values [2, B, heads, length, d] of each layer."""
         self.embeddings: Tensor | None = None
         self.start = 0
 
     @property
     def end(self) -> int:
-        return self.start + (self.layers[-1][0].shape[-2] if self.layers else 0)
+        return self.start + (self.layers[-1].shape[-2] if self.layers else 0)
 
     def view(
         self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
@@ -39,31 +40,27 @@ class KVCache(Cache):
         return OneKVCacheView(self, self.end if start is None else start, keep, sequence_ids)
 
     def select(self, sequence_ids: Tensor) -> None:
-        self._map(lambda cached: cached[sequence_ids])
+        self.layers = [cached[:, sequence_ids] for cached in self.layers]
+        self.embeddings = None if self.embeddings is None else self.embeddings[sequence_ids]
 
     def evict_before(self, position: int) -> None:
-        remaining = slice(max(0, position - self.start), None)
-        self._map(lambda cached: cached[..., remaining, :])
-        self.start = max(self.start, position)
+        if position <= self.start:
+            return
+        self.layers = [cached[..., position - self.start :, :] for cached in self.layers]
+        self.embeddings = None if self.embeddings is None else self.embeddings[:, position - self.start :]
+        self.start = position
 
     def segment(self, start: int, stop: int) -> CacheSegment:
         part = slice(start - self.start, stop - self.start)
-        layers = tuple((keys[..., part, :].clone(), values[..., part, :].clone()) for keys, values in self.layers)
-        embeddings = None if self.embeddings is None else self.embeddings[..., part, :].clone()
+        layers = tuple((cached[..., part, :].clone(),) for cached in self.layers)
+        embeddings = None if self.embeddings is None else self.embeddings[:, part].clone()
         return CacheSegment(stop, layers, embeddings)
 
     def load(self, segments: Sequence[CacheSegment]) -> None:
         by_layer = zip(*(segment.layers for segment in segments), strict=True)
-        self.layers = [
-            (torch.cat([keys for keys, _ in parts], -2), torch.cat([values for _, values in parts], -2))
-            for parts in by_layer
-        ]
+        self.layers = [torch.cat([cached for (cached,) in parts], -2) for parts in by_layer]
         embeddings = [segment.embeddings for segment in segments if segment.embeddings is not None]
         self.start, self.embeddings = 0, torch.cat(embeddings, -2) if embeddings else None
-
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> None:
-        self.layers = [(fn(keys), fn(values)) for keys, values in self.layers]
-        self.embeddings = None if self.embeddings is None else fn(self.embeddings)
 
 
 class KVCacheView(CacheView):
@@ -138,36 +135,36 @@ class OneKVCacheView(KVCacheView, MergeableCacheView):
         return torch.cat(parts)[None] if parts else None
 
     def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        attended = [
-            new if cached is None else torch.cat([cached, new], -2)
-            for cached, new in zip(self.attended(layer_index, keys.shape[-2]), (keys, values), strict=True)
-        ]
-        self.write(layer_index, keys, values)
-        return attended[0], attended[1]
+        cached, new = self.attended(layer_index, keys.shape[-2]), torch.stack([keys, values])
+        self.write(layer_index, new)
+        all_keys, all_values = new if cached is None else torch.cat([cached, new], -2)
+        return all_keys, all_values
 
     def update_embeddings(self, new: Tensor) -> Tensor:
         cached = self.attended_embeddings(new.shape[-2])
         self.write_embeddings(new)
         return new if cached is None else torch.cat([cached, new], -2)
 
-    def attended(self, layer_index: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """The cached keys and values [B, heads, C, d] beside a call of `length` tokens; None if there are none."""
+    def attended(self, layer_index: int, length: int) -> Tensor | None:
+        """The cached keys and values [2, B, heads, C, d] beside a call of `length` tokens; None if there are none."""
         if layer_index >= len(self.kv_cache.layers):
-            return None, None
-        keys, values = self.kv_cache.layers[layer_index]
-        return self._beside(keys, length), self._beside(values, length)
+            return None
+        cached = self.kv_cache.layers[layer_index]
+        return self._beside(cached if self.sequence_ids is None else cached[:, self.sequence_ids], length)
 
     def attended_embeddings(self, length: int) -> Tensor | None:
         """The cached embeddings [B, C, width] beside a call of `length` tokens; None if there are none."""
         cached = self.kv_cache.embeddings
-        return None if cached is None else self._beside(cached, length)
+        if cached is None:
+            return None
+        return self._beside(cached if self.sequence_ids is None else cached[self.sequence_ids], length)
 
-    def write(self, layer_index: int, keys: Tensor, values: Tensor) -> None:
-        """Cache what is to be kept of new keys and values [B, heads, n, d]."""
+    def write(self, layer_index: int, new: Tensor) -> None:
+        """Cache what is to be kept of new keys and values [2, B, heads, n, d]."""
         layers = self.kv_cache.layers
-        cached = layers[layer_index] if layer_index < len(layers) else (None, None)
         if self.keep != 0:  # a call that keeps nothing must not start a cache: it may be of some sequences only
-            layers[layer_index : layer_index + 1] = [(self._updated(cached[0], keys), self._updated(cached[1], values))]
+            cached = layers[layer_index] if layer_index < len(layers) else None
+            layers[layer_index : layer_index + 1] = [self._updated(cached, new)]
 
     def write_embeddings(self, new: Tensor) -> None:
         """Cache what is to be kept of new embeddings [B, n, width]."""
@@ -175,7 +172,6 @@ class OneKVCacheView(KVCacheView, MergeableCacheView):
             self.kv_cache.embeddings = self._updated(self.kv_cache.embeddings, new)
 
     def _beside(self, cached: Tensor, length: int) -> Tensor:
-        cached = cached if self.sequence_ids is None else cached[self.sequence_ids]
         before, after = self.key_ranges(length)
         if not after:
             return cached[..., : len(before), :]
@@ -200,7 +196,7 @@ class MergedKVCacheView(KVCacheView, MergedCacheView):
         ranges = [view.key_ranges(length) for view, (_, length) in zip(views, shapes, strict=True)]
         self._cached = [np.array([*before, *after], dtype=np.int64) for before, after in ranges]
         self._num_cached = max(map(len, self._cached))
-        self._new: dict[int, tuple[Tensor, Tensor]] = {}
+        self._new: dict[int, Tensor] = {}
         self._new_embeddings: Tensor | None = None
 
     @property
@@ -233,10 +229,10 @@ class MergedKVCacheView(KVCacheView, MergedCacheView):
         return torch.from_numpy(self._rows.per_sequence(positions)).to(device)
 
     def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self._new[layer_index] = keys, values
+        new = self._new[layer_index] = torch.stack([keys, values])
         pairs = zip(self._views, self._rows.shapes, strict=True)
-        cached = [view.attended(layer_index, length) for view, (_, length) in pairs]
-        return self._padded([pair[0] for pair in cached], keys), self._padded([pair[1] for pair in cached], values)
+        all_keys, all_values = self._padded([view.attended(layer_index, length) for view, (_, length) in pairs], new)
+        return all_keys, all_values
 
     def update_embeddings(self, new: Tensor) -> Tensor:
         self._new_embeddings = new
@@ -245,19 +241,23 @@ class MergedKVCacheView(KVCacheView, MergedCacheView):
 
     def commit(self) -> None:
         for view, rows, (_, length) in zip(self._views, self._rows.slices, self._rows.shapes, strict=True):
-            for layer_index, (keys, values) in self._new.items():
-                view.write(layer_index, keys[rows, ..., :length, :], values[rows, ..., :length, :])
+            for layer_index, new in self._new.items():
+                view.write(layer_index, new[:, rows, :, :length])
             if self._new_embeddings is not None:
                 view.write_embeddings(self._new_embeddings[rows, :length])
 
     def _padded(self, cached: Sequence[Tensor | None], new: Tensor) -> Tensor:
-        """[B, ..., C + n, d]: the cached of each call, zeros after the shorter ones, and then the new."""
+        """[..., C + n, d]: the cached of each call, zeros after the shorter ones, and then the new.
+
+        Sequences are the first dimension of embeddings [B, n, width], and the second of keys and values.
+        """
         if self._num_cached == 0:
             return new
         padded = new.new_zeros(*new.shape[:-2], self._num_cached + new.shape[-2], new.shape[-1])
+        by_sequence = padded if new.ndim == 3 else padded.transpose(0, 1)
         for rows, part in zip(self._rows.slices, cached, strict=True):
             if part is not None:
-                padded[rows, ..., : part.shape[-2], :] = part
+                by_sequence[rows, ..., : part.shape[-2], :] = part if new.ndim == 3 else part.transpose(0, 1)
         padded[..., self._num_cached :, :] = new
         return padded
 

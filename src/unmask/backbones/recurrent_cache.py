@@ -54,7 +54,7 @@ class RecurrentCache(Cache):
 
     def load(self, segments: Sequence[CacheSegment]) -> None:
         last = segments[-1]
-        self.layers, self._end = list(last.layers), last.stop
+        self.layers, self._end = [(window, state) for window, state in last.layers], last.stop
 
     def advance(self, length: int) -> None:
         """`length` more tokens have been read."""
