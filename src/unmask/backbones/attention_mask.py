@@ -111,8 +111,9 @@ def attention_layout(
     query = _query_positions(length, device, context)
     cached = None if cache is None else cache.key_positions(length, device)
     num_before = 0 if cached is None else cached.shape[1]
-    valid = _valid_keys(context, cached, query)
+    query = query if cached is None else query.expand(max(len(query), len(cached)), -1)
     key = query if cached is None else torch.cat([cached.expand(len(query), -1), query], 1)
+    valid = _valid_keys(context, cached, query)
     # The kernel has a faster way to be causal, if nothing else restricts the attention.
     plain_causal = causal and key is query and valid is None and _is_unrestricted(context)
     shared = None if plain_causal else _shared_mask(length, num_before, device, causal, context.stages)
