@@ -117,34 +117,24 @@ class CacheView(ABC):
         if there is none."""
         return None
 
-
-class MergedCacheView(CacheView):
-    """One call beside the caches of several."""
-
-    @abstractmethod
-    def commit(self) -> None:
-        """Cache what the call has read. Before that all caches are as they were, so a call that fails is repeatable."""
-
-
-class MergeableCacheView(CacheView):
-    """A view that can be merged with others of the same `batch_key`, whose texts and prefixes may be of any length.
-
-    A server calls the network once beside the caches of several requests.
-    """
+    @property
+    def batch_key(self) -> Hashable | None:
+        """Views with equal keys can be merged, whatever the lengths of their texts: a server calls the network once
+        beside the caches of several requests. None: a view that cannot be merged."""
+        return None
 
     @property
-    @abstractmethod
-    def batch_key(self) -> Hashable:
-        """Views with equal keys can be merged."""
-
-    @property
-    @abstractmethod
     def cached_length(self) -> int:
-        """The number of positions that the call's tokens attend to in the cache: what a shared call is padded to."""
+        """The number of positions in the cache, to which those of a merged call are padded."""
+        return 0
 
-    @abstractmethod
-    def merge(self, others: Sequence[Any], shapes: Sequence[tuple[int, int]]) -> MergedCacheView:
+    def merge(self, others: Sequence[Any], shapes: Sequence[tuple[int, int]]) -> CacheView:
         """One view of the sequences of all calls, this one's first, with tokens of `shapes` (B, n) each."""
+        raise ValueError(f"{type(self).__name__} cannot be merged with other views")
+
+    def commit(self) -> None:  # noqa: B027  (most views have nothing to do)
+        """Cache what a merged call has read. Before that all caches are as they were, so that a call that fails can be
+        repeated. What a call beside one cache reads is cached at once."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from unmask.backbones._embedding import Embedding
+from unmask.backbones._recurrent_cache import RecurrentCacheView
 from unmask.backbones.base import Backbone, Capabilities
 from unmask.backbones.block import modulated_norm
-from unmask.backbones.recurrent_cache import RecurrentCacheView
 from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.context import Context
 from unmask.ops.linear import Linear, cast_like_autocast

@@ -37,7 +37,7 @@ class AttentionLayout:
     query_positions: Tensor
     """int64 [R, n]: positions of the call's tokens in the text."""
     key_positions: Tensor
-    """int64 [R, K]: positions of the keys in the text; `PADDING_POSITION` on padding of merged calls."""
+    """int64 [R, K]: positions of the keys in the text; `_PADDING_POSITION` on padding of merged calls."""
     shared_mask: Tensor | None
     """bool [R, n, K]: the part of the mask that depends on positions and stages alone."""
     valid: Tensor | None

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.backbones._merged_rows import MergedRows
-from unmask.context import Cache, CacheSegment, CacheView, Context, MergeableCacheView, MergedCacheView
+from unmask.context import Cache, CacheSegment, CacheView, Context
 
-PADDING_POSITION = -(1 << 40)
+_PADDING_POSITION = -(1 << 40)
 """The position of keys that are padding: far from those of all queries."""
 
 
@@ -36,8 +36,8 @@ class KVCache(Cache):
 
     def view(
         self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
-    ) -> OneKVCacheView:
-        return OneKVCacheView(self, self.end if start is None else start, keep, sequence_ids)
+    ) -> _OneKVCacheView:
+        return _OneKVCacheView(self, self.end if start is None else start, keep, sequence_ids)
 
     def select(self, sequence_ids: Tensor) -> None:
         self.layers = [cached[:, sequence_ids] for cached in self.layers]
@@ -93,7 +93,7 @@ class KVCacheView(CacheView):
         """The embeddings [B, C + n, width] of cached and new positions, given the new ones [B, n, width]."""
 
 
-class OneKVCacheView(KVCacheView, MergeableCacheView):
+class _OneKVCacheView(KVCacheView):
     """One call with a cache: the call's tokens are at position `start` and after it.
 
     Keys and values of the first `keep` tokens (all, if None) are cached. `sequence_ids` are the call's
@@ -114,10 +114,10 @@ class OneKVCacheView(KVCacheView, MergeableCacheView):
 
     @property
     def batch_key(self) -> Hashable:
-        return OneKVCacheView
+        return _OneKVCacheView
 
-    def merge(self, others: Sequence[OneKVCacheView], shapes: Sequence[tuple[int, int]]) -> MergedCacheView:
-        return MergedKVCacheView([self, *others], shapes)
+    def merge(self, others: Sequence[_OneKVCacheView], shapes: Sequence[tuple[int, int]]) -> CacheView:
+        return _MergedKVCacheView([self, *others], shapes)
 
     def key_ranges(self, length: int) -> tuple[range, range]:
         """The cached positions before and after those of a call of `length` tokens, which replaces what is cached."""
@@ -185,13 +185,13 @@ class OneKVCacheView(KVCacheView, MergeableCacheView):
         return torch.cat([cached[..., :first, :], new, cached[..., first + new.shape[-2] :, :]], -2)
 
 
-class MergedKVCacheView(KVCacheView, MergedCacheView):
+class _MergedKVCacheView(KVCacheView):
     """One call beside the caches of several: cached keys are padded to the longest, and so are the call's tokens.
 
     Keys of different sequences at one index may have different positions.
     """
 
-    def __init__(self, views: Sequence[OneKVCacheView], shapes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, views: Sequence[_OneKVCacheView], shapes: Sequence[tuple[int, int]]) -> None:
         self._views, self._rows = views, MergedRows(shapes)
         ranges = [view.key_ranges(length) for view, (_, length) in zip(views, shapes, strict=True)]
         self._cached = [np.array([*before, *after], dtype=np.int64) for before, after in ranges]
@@ -223,7 +223,7 @@ class MergedKVCacheView(KVCacheView, MergedCacheView):
     def key_positions(self, length: int, device: torch.device) -> Tensor | None:
         if self._num_cached == 0:
             return None
-        positions = np.full((len(self._views), self._num_cached), PADDING_POSITION)
+        positions = np.full((len(self._views), self._num_cached), _PADDING_POSITION)
         for row, cached in zip(positions, self._cached, strict=True):
             row[: len(cached)] = cached
         return torch.from_numpy(self._rows.per_sequence(positions)).to(device)

@@ -60,14 +60,7 @@ def serve(
         raise ValueError(
             f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
         ) from None
-    sizes = (("max_batch", max_batch, 1), ("max_queue", max_queue, 1), ("prefix_cache_mb", prefix_cache_mb, 0))
-    for name, value, smallest in sizes:
-        if value < smallest:
-            raise ValueError(f"{name} must be at least {smallest}; got {value}")
-    if not 0 <= port < 65536:
-        raise ValueError(f"port must be from 0 to 65535; got {port}")
-    if not 0 <= shutdown_timeout < float("inf"):
-        raise ValueError(f"shutdown_timeout must be 0 seconds or more; got {shutdown_timeout}")
+    _check_numbers(port, shutdown_timeout, max_batch=max_batch, max_queue=max_queue, prefix_cache_mb=prefix_cache_mb)
     from unmask.pretrained import resolve_model_folder
 
     if not resolve_model_folder(model).exists():
@@ -100,3 +93,15 @@ def serve(
         allow_origin,
         log=lambda line: print(line, file=sys.stderr, flush=True),
     )
+
+
+def _check_numbers(port: int, shutdown_timeout: float, **sizes: int) -> None:
+    """ValueError for numbers with which no server can be started."""
+    for name, value in sizes.items():
+        smallest = 0 if name == "prefix_cache_mb" else 1
+        if value < smallest:
+            raise ValueError(f"{name} must be at least {smallest}; got {value}")
+    if not 0 <= port < 65536:
+        raise ValueError(f"port must be from 0 to 65535; got {port}")
+    if not 0 <= shutdown_timeout < float("inf"):
+        raise ValueError(f"shutdown_timeout must be 0 seconds or more; got {shutdown_timeout}")

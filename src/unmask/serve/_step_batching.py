@@ -17,7 +17,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
-from unmask.context import AttentionStages, Cache, Context, MergeableCacheView, MergedCacheView, Prefix
+from unmask.context import AttentionStages, Cache, Context, Prefix
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper, MergeableRowFn
 from unmask.guidance.regex.limits import YIELD_HOOK
 from unmask.serve._prefix_store import PrefixReader, PrefixStore
@@ -54,7 +54,7 @@ class ForwardCall:
         view = self.context.cache
         if self.context.is_empty:
             return _bucket_length(self.z.shape[1], _MIN_BUCKET_LENGTH)
-        if not isinstance(view, MergeableCacheView) or not replace(self.context, cache=None, stages=None).is_empty:
+        if view is None or view.batch_key is None or not replace(self.context, cache=None, stages=None).is_empty:
             return None
         return view.batch_key, self.context.stages is None, _bucket_length(view.cached_length, _MIN_CACHED_LENGTH)
 
@@ -219,7 +219,7 @@ def run_batch(denoiser: DenoiserLike, calls: Sequence[ForwardCall]) -> list[Tens
     log_x = denoiser(merged.z, merged.t, merged.positions, merged.context)
     parts = torch.split(log_x, [sum(call.num_queries for call in group) for group in grouped])
     outputs = [output for group, part in zip(grouped, parts, strict=True) for output in _apply_row_fn(group, part)]
-    if isinstance(merged.context.cache, MergedCacheView):
+    if merged.context.cache is not None:
         merged.context.cache.commit()
     order = [index for group in groups for index in group]
     return [output for _, output in sorted(zip(order, outputs, strict=True), key=lambda pair: pair[0])]
@@ -273,7 +273,7 @@ def _merge_contexts(calls: Sequence[ForwardCall]) -> Context:
     """Padding of texts, or the caches and stages of all calls."""
     shapes = [(call.z.shape[0], call.z.shape[1]) for call in calls]
     view, *others = (call.context.cache for call in calls)
-    if isinstance(view, MergeableCacheView):
+    if view is not None:
         stages = [call.context.stages for call in calls if call.context.stages is not None]
         return Context(
             stages=AttentionStages.stacked(stages, shapes) if stages else None, cache=view.merge(others, shapes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.backbones._merged_rows import MergedRows
-from unmask.context import Cache, CacheSegment, CacheView, MergeableCacheView, MergedCacheView
+from unmask.context import Cache, CacheSegment, CacheView
 
 
 class RecurrentCache(Cache):
@@ -30,10 +30,10 @@ class RecurrentCache(Cache):
 
     def view(
         self, start: int | None = None, keep: int | None = None, sequence_ids: Tensor | None = None
-    ) -> OneRecurrentCacheView:
+    ) -> _OneRecurrentCacheView:
         if start not in (None, self._end):
             raise ValueError(f"a recurrent network reads in order: the next position is {self._end}; got {start}")
-        return OneRecurrentCacheView(self, keep, sequence_ids)
+        return _OneRecurrentCacheView(self, keep, sequence_ids)
 
     def select(self, sequence_ids: Tensor) -> None:
         self.layers = [(window[sequence_ids], state[sequence_ids]) for window, state in self.layers]
@@ -81,7 +81,7 @@ class RecurrentCacheView(CacheView):
         """The call has read `length` tokens."""
 
 
-class OneRecurrentCacheView(RecurrentCacheView, MergeableCacheView):
+class _OneRecurrentCacheView(RecurrentCacheView):
     """One call beside a recurrent cache: all of its tokens are cached, or none (`keep=0`)."""
 
     def __init__(self, cache: RecurrentCache, keep: int | None, sequence_ids: Tensor | None) -> None:
@@ -92,15 +92,11 @@ class OneRecurrentCacheView(RecurrentCacheView, MergeableCacheView):
         return self.cache.end
 
     @property
-    def cached_length(self) -> int:
-        return 0
-
-    @property
     def batch_key(self) -> Hashable:
-        return OneRecurrentCacheView
+        return _OneRecurrentCacheView
 
-    def merge(self, others: Sequence[OneRecurrentCacheView], shapes: Sequence[tuple[int, int]]) -> MergedCacheView:
-        return MergedRecurrentCacheView([self, *others], shapes)
+    def merge(self, others: Sequence[_OneRecurrentCacheView], shapes: Sequence[tuple[int, int]]) -> CacheView:
+        return _MergedRecurrentCacheView([self, *others], shapes)
 
     def read(self, layer_index: int) -> tuple[Tensor | None, Tensor | None]:
         if layer_index >= len(self.cache.layers):
@@ -126,10 +122,10 @@ class OneRecurrentCacheView(RecurrentCacheView, MergeableCacheView):
         self.cache.advance(0 if self.keep == 0 else length)
 
 
-class MergedRecurrentCacheView(RecurrentCacheView, MergedCacheView):
+class _MergedRecurrentCacheView(RecurrentCacheView):
     """One call beside the recurrent caches of several, whose tokens are padded to the longest."""
 
-    def __init__(self, views: Sequence[OneRecurrentCacheView], shapes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, views: Sequence[_OneRecurrentCacheView], shapes: Sequence[tuple[int, int]]) -> None:
         self._views, self._rows = views, MergedRows(shapes)
         self._new: dict[int, tuple[Tensor, Tensor]] = {}
 
