@@ -121,6 +121,7 @@ def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     assert "is not a folder" in refused(str(tmp_path / "none"), "--port", "0")
     assert "needs a token" in refused(str(folder), "--host", "0.0.0.0", "--port", "0", UNMASK_TOKEN="")
     assert "not an address" in refused(str(folder), "--host", "no.such.host.invalid", "--token", "x")
+    assert "prefix_cache_mb must be at least 0; got -1" in refused(str(folder), "--prefix-cache-mb", "-1")
     assert "from 0 to 65535" in refused(str(folder), "--port", "65536")
     for patience in ("-1", "nan", "inf"):
         assert "must be 0 seconds or more" in refused(str(folder), f"--shutdown-timeout={patience}")

@@ -14,7 +14,7 @@ from torch import Tensor
 import tiny_models
 from unmask import MDLM, DiTConfig, ModelConfig, Vocab
 from unmask.backbones.dit import LocalInit
-from unmask.context import Context
+from unmask.context import CacheView, Context
 from unmask.diffusion.categorical import SamplingParams, sample_inverse_cdf
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.model import Denoiser
@@ -24,6 +24,12 @@ from unmask.serve import _step_batching as batching
 from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
 
 VOCAB = Vocab(7, 6)
+
+
+class Unmergeable(CacheView):
+    @property
+    def start(self) -> int:
+        return 0
 
 
 def question(length: int, seed: int, rows: int = 1, **context: Any) -> ForwardCall:
@@ -139,7 +145,7 @@ def test_times_of_single_positions_stay_with_them() -> None:
 
 
 def test_who_has_waited_longest_is_first_and_takes_along_who_fits() -> None:
-    short, long, peculiar = question(5, 0), question(70, 1), question(5, 2, cache=object())
+    short, long, peculiar = question(5, 0), question(70, 1), question(5, 2, cache=Unmergeable())
     assert select_batch([short, long, short, peculiar, short], 8, 7) == [0, 2, 4]
     assert select_batch([long, short, long], 8, 7) == [0, 2]
     assert select_batch([peculiar, short, peculiar], 8, 7) == [0]

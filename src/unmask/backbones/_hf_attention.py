@@ -23,8 +23,8 @@ def hf_attention_mask(
     below `future_visibility`. So it attends to about that fraction of the later tokens, independently of the text, and
     a larger value only adds tokens; 0 is causal attention, 1 bidirectional.
     """
-    after = context.key_positions - context.query_positions[:, None]
-    seen = torch.ones_like(after, dtype=torch.bool)[None, None]
+    after = (context.key_positions[:, None] - context.query_positions[..., None])[:, None]
+    seen = torch.ones_like(after, dtype=torch.bool)
     if context.mask is not None:
         seen = seen & context.mask
     if future_visibility is not None and future_visibility < 1:

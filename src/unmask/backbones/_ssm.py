@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from unmask.backbones._embedding import Embedding
+from unmask.backbones._recurrent_cache import RecurrentCacheView
 from unmask.backbones.base import Backbone, Capabilities
 from unmask.backbones.block import modulated_norm
-from unmask.backbones.cache import RecurrentCacheView
 from unmask.backbones.state_space import SSMConfig, StateSpace
 from unmask.context import Context
 from unmask.ops.linear import Linear, cast_like_autocast
@@ -37,10 +37,14 @@ class SequenceLayout:
     """k."""
 
     @classmethod
-    def of(cls, context: Context, length: int, kernel_size: int) -> SequenceLayout:
-        """The layout of a call of `length` tokens."""
+    def of(cls, context: Context, h: Tensor, kernel_size: int) -> SequenceLayout:
+        """The layout of a call with embeddings h [B, n, width]."""
         start = 0 if context.cache is None else context.cache.start
+        merged = None if context.cache is None else context.cache.valid_on_host
+        if merged is not None:  # calls that are merged have neither padding of their own nor documents
+            return cls(torch.from_numpy(merged).to(h.device))
         before, valid, documents = min(start, kernel_size - 1), context.valid, context.document_ids
+        length = h.shape[1]
         return cls(
             None if valid is None else valid[:, start : start + length],
             None if documents is None else documents[:, start - before : start + length],
@@ -119,7 +123,7 @@ class SelectiveSSM(nn.Module):
         a = -_upcast(self.A_log).exp()
         y, state = selective_scan(v, dt, a, b, c, state=state, restart=layout.restart())
         if cache is not None:
-            cache.write(layer_index, around[:, around.shape[1] - taps + 1 :], state)
+            cache.write(layer_index, cache.window(around, taps - 1), state)
         return y + self.D * v
 
     def _convolve(self, around: Tensor, layout: SequenceLayout) -> Tensor:
@@ -237,7 +241,7 @@ class SSMBackbone(Backbone):
         return embeddings
 
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
-        layout = SequenceLayout.of(context, h.shape[1], self._kernel_size)
+        layout = SequenceLayout.of(context, h, self._kernel_size)
         x = self.run_blocks(h, layout, None, context)
         hidden: Tensor = self.norm(select_rows(x, positions))
         return hidden

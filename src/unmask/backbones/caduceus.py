@@ -95,7 +95,7 @@ class Caduceus(SSMBackbone):
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
         if not self.config.equivariant:
             return super().encode(h, t, positions, context)
-        layout = SequenceLayout.of(context, h.shape[1], self._kernel_size)
+        layout = SequenceLayout.of(context, h, self._kernel_size)
         forward, reverse = h.chunk(2, dim=-1)
         x = self.run_blocks(torch.cat([forward, reverse.flip(1)]), layout.doubled())
         forward, reverse = x.view(2, *h.shape[:2], -1)

@@ -74,7 +74,7 @@ class DiMamba(SSMBackbone):
         return describe_blocks(self.config, "blocks of DiMamba")
 
     def encode(self, h: Tensor, t: Times, positions: Positions | None = None, context: Context = Context()) -> Tensor:
-        layout = SequenceLayout.of(context, h.shape[1], self._kernel_size)
+        layout = SequenceLayout.of(context, h, self._kernel_size)
         time_emb = self.time_embedding(torch.zeros_like(t) if self.config.ignore_time else t)
         x = select_rows(self.run_blocks(h, layout, time_emb), positions)
         if positions is not None:

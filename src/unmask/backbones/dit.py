@@ -323,6 +323,11 @@ class DiT(Backbone):
 
     def _pack(self, h: Tensor, queries: Queries | None, context: Context) -> tuple[PackedTokens | None, bool | None]:
         """The tokens that blocks compute if there is padding, and whether any padding is on the left."""
+        padded = None if context.cache is None else context.cache.valid_on_host
+        if padded is not None:  # the shorter calls of a merged one
+            return PackedTokens.if_sparse(
+                torch.from_numpy(padded).to(h.device), Queries.from_host(padded, h.device)
+            ), None
         if context.valid is None or context.stages is not None or context.cache is not None:
             return None, None
         valid = context.valid[:, : h.shape[1]]
@@ -359,7 +364,8 @@ class DiT(Backbone):
         *first, last = self.layers
         packed = packed if first else None
         mask = attn.mask
-        if context.stages is not None and mask is not None and x.device.type in FLEX_DEVICES:
+        # Beside a cache, whose length changes from call to call, it would be compiled again and again.
+        if context.stages is not None and cache is None and mask is not None and x.device.type in FLEX_DEVICES:
             mask = flex_block_mask(mask)
         x = x if packed is None else packed.pack(x)
         for index, block in enumerate(first):

@@ -118,7 +118,8 @@ class DepthwiseConv(nn.Module):
         reach, y = len(self.weight) // 2, torch.zeros(())
         for tap, weight in enumerate(self.weight):
             key, found = context.relative_keys(tap - reach)
-            y = y + keys[:, key] * found[..., None] * weight
+            at_key = keys[:, key[0]] if len(key) == 1 else keys.take_along_dim(key[..., None], 1)
+            y = y + at_key * found[..., None] * weight
         return y
 
 

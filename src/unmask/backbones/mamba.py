@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from unmask.backbones._recurrent_cache import RecurrentCache
 from unmask.backbones._ssm import MambaBlock, MambaMixer, SSMBackbone, describe_blocks
 from unmask.backbones.base import Capabilities
-from unmask.backbones.cache import RecurrentCache
 from unmask.backbones.state_space import SSMConfig
 from unmask.ops.linear import Linear
 from unmask.types import Vocab

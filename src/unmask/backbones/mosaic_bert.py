@@ -153,9 +153,9 @@ class MosaicBERT(Backbone):
 
     def _attention_bias(self, layout: AttentionLayout) -> Float[Tensor, "B heads n K"]:
         """-slope |i - j| of the positions of queries and keys; -inf where a query must not attend to a key."""
-        offset = layout.key_positions - layout.query_positions[:, None]
+        offset = (layout.key_positions[:, None] - layout.query_positions[..., None])[:, None]
         slopes = torch.tensor(_alibi_slopes(self.config.heads), device=offset.device)
-        bias = -slopes[:, None, None] * offset.abs()[None, None]
+        bias = -slopes[:, None, None] * offset.abs()
         if layout.mask is not None:
             bias = bias.masked_fill(~layout.mask, -torch.inf)
         return bias.masked_fill(offset > 0, -torch.inf) if self.config.causal and layout.mask is None else bias

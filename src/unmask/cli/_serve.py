@@ -25,6 +25,7 @@ def serve(
     allow_origin: tuple[str, ...] = (),
     max_batch: int = 32,
     max_queue: int = 256,
+    prefix_cache_mb: int = 256,
     shutdown_timeout: float = 30.0,
     both_strands: bool = False,
     weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
@@ -46,6 +47,8 @@ def serve(
         allow_origin: Sites whose pages may use this server, as in https://my.site:3000; * allows all.
         max_batch: Texts that are generated at the same time.
         max_queue: Texts that may wait; further requests are answered with 429.
+        prefix_cache_mb: Megabytes for what was read of prompts, which later requests that begin alike do not read
+            again; 0 keeps nothing. It is used by autoregressive and block diffusion models.
         shutdown_timeout: Seconds after SIGTERM in which running requests may finish.
         both_strands: For DNA: average predictions over both strands, at twice the cost.
     """
@@ -57,13 +60,7 @@ def serve(
         raise ValueError(
             f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
         ) from None
-    for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
-    if not 0 <= port < 65536:
-        raise ValueError(f"port must be from 0 to 65535; got {port}")
-    if not 0 <= shutdown_timeout < float("inf"):
-        raise ValueError(f"shutdown_timeout must be 0 seconds or more; got {shutdown_timeout}")
+    _check_numbers(port, shutdown_timeout, max_batch=max_batch, max_queue=max_queue, prefix_cache_mb=prefix_cache_mb)
     from unmask.pretrained import resolve_model_folder
 
     if not resolve_model_folder(model).exists():
@@ -73,7 +70,9 @@ def serve(
     classifies = is_classifier(model)
     if classifies and weights.dtype not in ("auto", "float32"):
         raise ValueError(f"a classifier computes in float32: leave out --dtype {weights.dtype}")
-    service = Service(model.resolve().name, limits, max_batch, max_queue, classifies=classifies)
+    service = Service(
+        model.resolve().name, limits, max_batch, max_queue, classifies=classifies, prefix_cache_mb=prefix_cache_mb
+    )
 
     def load() -> LanguageModel | Classifier:
         if classifies:
@@ -94,3 +93,15 @@ def serve(
         allow_origin,
         log=lambda line: print(line, file=sys.stderr, flush=True),
     )
+
+
+def _check_numbers(port: int, shutdown_timeout: float, **sizes: int) -> None:
+    """ValueError for numbers with which no server can be started."""
+    for name, value in sizes.items():
+        smallest = 0 if name == "prefix_cache_mb" else 1
+        if value < smallest:
+            raise ValueError(f"{name} must be at least {smallest}; got {value}")
+    if not 0 <= port < 65536:
+        raise ValueError(f"port must be from 0 to 65535; got {port}")
+    if not 0 <= shutdown_timeout < float("inf"):
+        raise ValueError(f"shutdown_timeout must be 0 seconds or more; got {shutdown_timeout}")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from unmask.context import Cache, Context
+from unmask.context import Cache, Context, Prefix
 from unmask.diffusion.process import Process
 from unmask.types import LogX, Positions, RowFn, Times, Tokens, Vocab
 
@@ -71,8 +71,9 @@ class DenoiserLike(Protocol):
         """
         ...
 
-    def new_cache(self) -> Cache:
-        """An empty cache, for calls that read a text in parts."""
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
+        """A cache for calls that read a text in parts. It is empty, unless what it would hold of the beginning of
+        texts with this `prefix` is known already: its `end` says where reading begins."""
         ...
 
 
@@ -125,5 +126,5 @@ class DenoiserWrapper:
     def shift_logits(self) -> bool:
         return self.denoiser.shift_logits
 
-    def new_cache(self) -> Cache:
-        return self.denoiser.new_cache()
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
+        return self.denoiser.new_cache(prefix)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unmask.context import Cache, CacheView, Context
+from unmask.context import Cache, CacheView, Context, Prefix
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.guidance._calls import (
     cache_offset,
@@ -78,7 +78,8 @@ class ClassifierFreeGuidance(DenoiserWrapper):
         log_x = self._guide(*values.chunk(2))
         return log_x if row_fn is None else row_fn(log_x, slice(None))
 
-    def new_cache(self) -> Cache:
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
+        # The prefix is masked in one half, and what is cached of it differs.
         return _PairedCache((self.denoiser.new_cache(), self.denoiser.new_cache()))
 
     def _guide(self, conditional: LogX, unconditional: LogX) -> LogX:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unmask.backbones import BackboneConfig
 from unmask.backbones.base import Backbone
-from unmask.context import Cache, Context
+from unmask.context import Cache, Context, Prefix
 from unmask.diffusion.categorical import DAMAGED
 from unmask.diffusion.process import Process
 from unmask.objectives import Objective
@@ -180,7 +180,7 @@ class Denoiser(nn.Module):
             return chunked_head(hidden, head.weight, head.bias, row_fn)
         return row_fn(self.backbone.compute_logits(hidden), slice(0, len(hidden)))
 
-    def new_cache(self) -> Cache:
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
         """An empty cache, as the backbone makes it."""
         return self.backbone.new_cache()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unmask.context import Context
+from unmask.context import Context, Prefix
 from unmask.diffusion.categorical import SamplingParams
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.noise import seeded_uniform_array
@@ -31,8 +31,9 @@ class Autoregressive(Sampler):
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         require_process(denoiser, LeftToRight)
-        z, cache = init_tokens(denoiser, canvas), denoiser.new_cache()
-        masked = canvas.host_mask(denoiser.vocab.mask_id)
+        z, masked = init_tokens(denoiser, canvas), canvas.host_mask(denoiser.vocab.mask_id)
+        given = int(masked.any(0).argmax())  # what is read before the call for the first hole
+        cache = denoiser.new_cache(Prefix(shift_right(z, denoiser.vocab)[:, :given]))
         uniform = seeded_uniform_array(canvas.seeds, z.shape[1], draw=1)
         t = torch.zeros(len(z), 1, device=z.device)
         for position in np.flatnonzero(masked.any(0)).tolist():

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unmask.context import AttentionStages, Cache, Context
+from unmask.context import AttentionStages, Cache, Context, Prefix
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.diffusion.noise import derive_seed
 from unmask.diffusion.process import BlockMasking, Masking, PerTokenMasking
@@ -136,7 +136,8 @@ class Blockwise(Sampler):
         policy = resolve_option(self.cache, CACHE_POLICIES, "cache")
         on_host = canvas.host_mask(denoiser.vocab.mask_id)
         masked, cached = torch.from_numpy(on_host).to(z.device), exact or not isinstance(policy, NoCache)
-        cache = denoiser.new_cache() if cached else None
+        prefix = self._prefix(denoiser, z[to_device(sequences, z.device)], first_start)
+        cache = denoiser.new_cache(prefix) if cached else None
         for number, begin in enumerate(range(first_start, length, size)):
             block = slice(begin, min(begin + size, length))
             if cached and not exact:
@@ -160,6 +161,13 @@ class Blockwise(Sampler):
                     cache.select(to_device(np.flatnonzero(~ended), z.device))
                 if len(sequences) == 0:
                     return
+
+    def _prefix(self, denoiser: DenoiserLike, z: Tokens, start: int) -> Prefix | None:
+        """The given tokens before the first block, if the network never forgets them nor looks ahead."""
+        process, longest = denoiser.process, denoiser.max_length
+        if not isinstance(process, BlockMasking) or (longest is not None and z.shape[1] > longest):
+            return None
+        return Prefix(z[:, :start], process.block_size, process.first_block(start)[1])
 
     def _fill_parts(
         self, views: Iterable[_BlockView], seeds: Sequence[int], masked: NDArray[np.bool_]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from unmask.context import Context
+from unmask.context import Cache, Context, Prefix
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
 from unmask.types import Positions, RowFn, Times, Tokens
 
@@ -36,6 +36,9 @@ class PaddedDenoiser(DenoiserWrapper):
             )
         context = replace(context, valid=valid, valid_on_host=None)
         return self.denoiser(z, t, positions, context, row_fn=row_fn, sequence_ids=sequence_ids)
+
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
+        return self.denoiser.new_cache()  # after padding, a prefix does not stand where it stands alone
 
 
 class CountingDenoiser(DenoiserWrapper):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.classification import Classifier
-from unmask.context import Cache, Context
+from unmask.context import Cache, Context, Prefix
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.diffusion.process import Process
@@ -59,7 +59,7 @@ class ServedClassifier:
         """No gradients and no dropout."""
         return self.classifier.inference_mode()
 
-    def new_cache(self) -> Cache:
+    def new_cache(self, prefix: Prefix | None = None) -> Cache:
         raise ValueError("a classifier has no cache")
 
     def __call__(

@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.hardware.memory import is_out_of_memory
 from unmask.serve._metrics import Metrics
+from unmask.serve._prefix_store import PrefixStore
 from unmask.serve._scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start
 from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
 from unmask.types import Vocab
@@ -95,7 +98,8 @@ class Engine:
 
     The model is loaded in the engine's thread too: once a second thread has used torch, OpenMP has more
     threads than cores and puts them to sleep between operations, which doubles the time. `on_ready` or
-    `on_failure` is called after loading. An iteration of more than `stuck_after` seconds counts as stuck.
+    `on_failure` is called after loading. An iteration of more than `stuck_after` seconds counts as stuck. Up to
+    `prefix_bytes` of what is cached of prompts are kept for later requests; 0: nothing.
     """
 
     model: EngineModel
@@ -109,6 +113,7 @@ class Engine:
         on_ready: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
         stuck_after: float = 60.0,
+        prefix_bytes: int = 0,
     ) -> None:
         self.metrics, self.max_batch, self.max_pending, self.stuck_after = (
             metrics,
@@ -116,6 +121,7 @@ class Engine:
             max_batch + max_queue,
             stuck_after,
         )
+        self._prefixes = PrefixStore(prefix_bytes, metrics) if prefix_bytes else None
         self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
         self.ready = False
         self._requests: list[ScheduledRequest] = []
@@ -294,7 +300,9 @@ class Engine:
             result = task.job(denoiser, task.on_progress)
             self._finish(task, result)
 
-        running = RunningTask(task, SamplerCoroutine(run_job, self.model.predictor), request, self._iterations)
+        running = RunningTask(
+            task, SamplerCoroutine(run_job, self.model.predictor, self._prefixes), request, self._iterations
+        )
         request.running.append(running)
         self._advance(running, running.coroutine.start)
 
@@ -313,21 +321,33 @@ class Engine:
         batch = [order[index] for index in select_batch(pending, self.max_batch, self.model.vocab.size)]
         calls = [_pending_call(running) for running in batch]
         start = time.perf_counter()
-        try:
-            outputs = run_batch(self.model.predictor, calls)
-        except Exception as error:  # no error may end the thread
-            if is_out_of_memory(error) and len(batch) > 1:
-                self.max_batch = max(1, len(batch) // 2)  # permanently: it would happen again
-                return
-            for running in batch:
-                self._fail(running, _public_error(error))
+        outputs = self._outputs(calls)
+        if not outputs:
             return
         self.metrics.observe_forward(sum(len(call.z) for call in calls), time.perf_counter() - start)
         self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
         for running, call, output in zip(batch, calls, outputs, strict=True):
             running.last_iteration = running.request.last_iteration = self._iterations
             running.request.processed_tokens += call.z.numel()
-            self._advance(running, partial(running.coroutine.send, output))
+            if isinstance(output, Exception):
+                self._fail(running, _public_error(output))
+            else:
+                self._advance(running, partial(running.coroutine.send, output))
+
+    def _outputs(self, calls: Sequence[ForwardCall]) -> Sequence[Tensor | Exception]:
+        """The outputs of calls, or what failed; none if memory did not suffice for all of them at once.
+
+        If a batch fails, each call is repeated alone: the error of one must not be that of the others.
+        """
+        try:
+            return run_batch(self.model.predictor, calls)
+        except Exception as error:  # no error may end the thread
+            if len(calls) == 1:
+                return [error]
+            if is_out_of_memory(error):
+                self.max_batch = max(1, len(calls) // 2)  # permanently: it would happen again
+                return []
+        return [output for call in calls for output in self._outputs([call])]
 
     def _resume_paused(self) -> None:
         """Resume the sequence that has been paused longest, for one time slice."""

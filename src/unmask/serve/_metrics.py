@@ -32,6 +32,16 @@ class Metrics:
             "unmask_stuck_iterations", "Iterations of the engine that took too long.", registry=registry
         )
         self.generated_tokens = Counter("unmask_generated_tokens", "Generated tokens.", registry=registry)
+        self.prefix_lookups = Counter(
+            "unmask_prefix_lookups", "Prompts that were looked up among stored prefixes.", registry=registry
+        )
+        self.prefix_hits = Counter(
+            "unmask_prefix_hits", "Prompts whose beginning was stored and not read again.", registry=registry
+        )
+        self.prefix_tokens = Counter(
+            "unmask_prefix_tokens", "Tokens of prompts: stored, or read.", ["source"], registry=registry
+        )
+        self.prefix_bytes = Gauge("unmask_prefix_bytes", "Bytes of stored prefixes.", registry=registry)
         self.requests = Counter("unmask_requests", "Requests answered.", ["route", "status"], registry=registry)
         self.latency = Histogram(
             "unmask_request_seconds",
@@ -46,6 +56,13 @@ class Metrics:
         self.forward_passes.inc()
         self.forward_seconds.inc(seconds)
         self.batch_size.observe(batch_size)
+
+    def observe_prefix(self, num_stored: int, num_tokens: int) -> None:
+        """Count a prompt of `num_tokens`, of which the first `num_stored` are not read again."""
+        self.prefix_lookups.inc()
+        self.prefix_hits.inc(num_stored > 0)
+        self.prefix_tokens.labels("stored").inc(num_stored)
+        self.prefix_tokens.labels("read").inc(num_tokens - num_stored)
 
     def render(self) -> bytes:
         """The metrics as text."""

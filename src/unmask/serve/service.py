@@ -107,7 +107,7 @@ class Service:
     """A model, its limits and its engine; `start` loads the model.
 
     `samplers` adds sampler objects of the caller, which requests choose by these names. `classifies`: the model is a
-    classifier.
+    classifier. `prefix_cache_mb` megabytes of what is cached of prompts are kept for later requests that begin alike.
     """
 
     def __init__(
@@ -119,9 +119,11 @@ class Service:
         stuck_after: float = 60.0,
         samplers: Mapping[str, Sampler] | None = None,
         classifies: bool = False,
+        prefix_cache_mb: int = 0,
     ) -> None:
         self.name, self.limits, self.max_batch, self.max_queue = name, limits, max_batch, max_queue
         self.stuck_after, self.samplers, self.classifies = stuck_after, dict(samplers or {}), classifies
+        self.prefix_bytes = prefix_cache_mb * 1_000_000
         self.metrics, self.created = Metrics(), int(time.time())
         self._engine: Engine | None = None
         self._codec: TextCodec | None = None
@@ -149,7 +151,14 @@ class Service:
             return served
 
         self._engine = Engine(
-            loaded, self.metrics, self.max_batch, self.max_queue, on_ready, on_failure, self.stuck_after
+            loaded,
+            self.metrics,
+            self.max_batch,
+            self.max_queue,
+            on_ready,
+            on_failure,
+            self.stuck_after,
+            self.prefix_bytes,
         )
 
     def close(self, shutdown_timeout: float) -> bool:
