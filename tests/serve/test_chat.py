@@ -144,6 +144,20 @@ def test_calls_that_must_be_made_are_valid(client: Any, choice: Any) -> None:
     assert ask(client, answered, tools=[WEATHER], max_tokens=4).choices[0].message.role == "assistant"
 
 
+def test_parameters_may_refer_to_their_own_definitions(client: Any) -> None:
+    paint = {
+        "type": "object",
+        "properties": {"c": {"$ref": "#/$defs/c"}},
+        "required": ["c"],
+        "$defs": {"c": {"enum": [1, 2]}},
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": paint}} for name in ("f", "g")]
+    done = ask(client, tools=tools, tool_choice="required", n=6, max_tokens=60, seed=1)
+    calls = [choice.message.tool_calls[0].function for choice in done.choices]
+    assert {call.name for call in calls} == {"f", "g"}
+    assert all(json.loads(call.arguments)["c"] in (1, 2) for call in calls)
+
+
 def test_calls_are_parsed_by_the_familys_form(client: Any) -> None:
     """The model is made to write a call by a pattern, as a trained one would by itself."""
     pattern = f"Wait[.] {CALL.replace('{', chr(92) + '{').replace('}', chr(92) + '}')}[ ]*"
@@ -202,7 +216,11 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
         422,
         "cannot be what regex asks for as well",
     ),
-    "schema": ({"messages": HELLO, "tools": [NESTED], "tool_choice": "required"}, 400, "a call of f cannot be asked"),
+    "schema": (
+        {"messages": HELLO, "tools": [NESTED], "tool_choice": "required"},
+        400,
+        "#/anyOf/0/properties/arguments/x",
+    ),
     "room": (
         {"messages": HELLO, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 3},
         400,

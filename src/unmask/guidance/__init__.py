@@ -50,8 +50,8 @@ class Guidance:
     """A regular expression or `Structure` that the text of each hole must match; or one per hole, None for any text."""
     banned_tokens: tuple[int, ...] = ()
     """Ids that are never written."""
-    may_end: bool = False
-    """Whether a token that ends a text may stand after a match, and anything after that, as in completions."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a text: one of them may stand after a match, and anything after that, as in completions."""
     schema: InitVar[Mapping[str, Any] | bool | str | None] = None
     """In place of `regex`: a JSON schema."""
     grammar: InitVar[str | None] = None
@@ -79,7 +79,7 @@ class Guidance:
         if self.regex is not None:
             if tokenizer is None:
                 raise ValueError("a pattern needs a tokenizer, and this model has none")
-            denoiser = RegexConstraint(denoiser, tokens, self.regex, tokenizer, self.may_end)
+            denoiser = RegexConstraint(denoiser, tokens, self.regex, tokenizer, self.end_ids)
         return denoiser
 
     def for_holes(self, start: int, stop: int, num_holes: int, complete: bool) -> Guidance:

@@ -229,7 +229,7 @@ class LanguageModel(ChatMethods):
         """
         guidance = _structured(guidance, schema, grammar)
         if isinstance(guidance, Guidance):
-            guidance = replace(guidance, may_end=True)
+            guidance = replace(guidance, end_ids=self.end_ids)
         tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
         masked = valid & (tokens == self.vocab.mask_id)
         samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)

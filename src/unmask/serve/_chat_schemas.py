@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
+from unmask.guidance.structure.structure import Structure
 from unmask.serve._compat import field_error
 from unmask.serve._response_schemas import Usage
 from unmask.serve._schemas import GenerationRequest, Stops
@@ -81,9 +82,21 @@ class ChatRequest(GenerationRequest):
             name = "regex" if self.regex else "grammar" if self.grammar else "response_format"
             raise field_error(name, f"the answer must be a call of a tool, and cannot be what {name} asks for as well")
 
+    _call: Structure | None = PrivateAttr(None)
+
     @property
     def may_end(self) -> bool:
         return True
+
+    @property
+    def structure(self) -> Structure | tuple[Structure | None, ...] | None:
+        return self._call or super().structure
+
+    def with_structure(self, structure: Structure) -> ChatRequest:
+        """The same request, whose answer must match this."""
+        request = self.model_copy()
+        request._call = structure
+        return request
 
     @property
     def function_names(self) -> list[Any]:

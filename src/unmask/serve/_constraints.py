@@ -1,8 +1,11 @@
-"""What an answer must be, as guidance: the one place where a chat request's form becomes a pattern."""
+"""What an answer must be: the one place where the calls that a chat request asks for become a structure."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from unmask.data.chat import ToolFormat
+from unmask.guidance.structure.structure import Structure
 from unmask.serve._chat_schemas import ChatRequest
 
 
@@ -15,4 +18,6 @@ def constrained(request: ChatRequest, form: ToolFormat | None) -> ChatRequest:
         return request
     if form is None:
         raise ValueError("the form in which this model calls tools is not known: take tool_choice auto or none")
-    return request.model_copy(update={"regex": form.pattern(request.chosen_functions)})
+    before, after = form.tags
+    call = Structure.json_schema(form.schema(request.chosen_functions))
+    return request.with_structure(replace(call, before=before, after=after))

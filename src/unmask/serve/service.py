@@ -304,7 +304,7 @@ class Service:
             return None if structure is None else await self.structure_compiler.compile(structure, deadline)
 
         each = tuple([await compiled(one) for one in wanted]) if isinstance(wanted, tuple) else await compiled(wanted)
-        return Guidance(request.cfg_scale, each, may_end=request.may_end)
+        return Guidance(request.cfg_scale, each, end_ids=self.model.end_ids if request.may_end else ())
 
     @property
     def structure_compiler(self) -> StructureCompiler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +57,33 @@ class ToolFormat:
             return None
         return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
 
-    def pattern(self, functions: Sequence[dict[str, Any]]) -> str:
-        """A regular expression of a call of one of these functions, white space after it included.
-
-        ValueError for parameters beyond what a regular expression can say.
-        """
-        key = _literal(self.arguments_key)
+    def schema(self, functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The JSON schema of a call of one of these functions."""
         calls = []
-        for function in functions:
-            name, parameters = function["name"], function.get("parameters") or {"type": "object"}
-            try:
-                arguments = _value_pattern(parameters)
-            except ValueError as error:
-                raise ValueError(f"a call of {name} cannot be asked for: {error}; take tool_choice auto") from None
-            calls.append(rf'\{{"name": {_literal(name)}, {key}: {arguments}\}}')
-        begin, end = (_escape(tag) for tag in (self.begin if self.end else "", self.end))
-        return rf"{begin}({'|'.join(calls)}){end}[ \n]*"
+        for number, function in enumerate(functions):
+            parameters = function.get("parameters") or {"type": "object"}
+            arguments = _rebased(parameters, f"/anyOf/{number}/properties/{self.arguments_key}")
+            properties = {"name": {"const": function["name"]}, self.arguments_key: arguments}
+            calls.append({"type": "object", "properties": properties, "required": list(properties)})
+        return {"anyOf": calls}
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        """What stands around the object of a call."""
+        return (self.begin, self.end) if self.end else ("", "")
+
+
+def _rebased(schema: Any, place: str) -> Any:
+    """A schema that is now at a place inside another one, with references that say so."""
+    if isinstance(schema, list):
+        return [_rebased(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _rebased(value, place) for name, value in schema.items()}
+    reference = schema.get("$ref")
+    return (
+        moved | {"$ref": f"#{place}{reference[1:]}"} if isinstance(reference, str) and reference[:1] == "#" else moved
+    )
 
 
 _FORMATS = (
@@ -87,57 +98,3 @@ def tool_format(template: ChatTemplate) -> ToolFormat | None:
     source = template.tool_source or template.source
     found = (form for pattern, form in _FORMATS if pattern.search(source))
     return next(found, None) if template.takes_tools else None
-
-
-_STRING = r'"[^"\\\x00-\x1f]*"'
-_INTEGER = r"-?(0|[1-9][0-9]{0,11})"
-_SIMPLE_TYPES = {
-    "string": _STRING,
-    "integer": _INTEGER,
-    "number": rf"{_INTEGER}(\.[0-9]{{1,12}})?",
-    "boolean": "(true|false)",
-    "null": "null",
-}
-_NOTES = {"title", "description", "default", "examples", "additionalProperties", "$schema", "strict"}
-"""Keywords that do not restrict what is written here: objects have their required properties only."""
-
-
-def _value_pattern(schema: dict[str, Any]) -> str:
-    """A regular expression of JSON texts that are valid under a schema without references."""
-    known: dict[str, Callable[[dict[str, Any]], str]] = {
-        "const": lambda given: _literal(given["const"]),
-        "enum": lambda given: f"({'|'.join(map(_literal, given['enum']))})",
-        "anyOf": lambda given: f"({'|'.join(map(_value_pattern, given['anyOf']))})",
-        "type": _typed_pattern,
-    }
-    restricting = set(schema) - _NOTES - {"type", "properties", "required", "items"}
-    chosen = next((key for key in known if key in schema), None)
-    if chosen is None or restricting - {chosen}:
-        raise ValueError(f"{', '.join(sorted(restricting)) or 'a value without a type'} is not supported in parameters")
-    return known[chosen](schema)
-
-
-def _typed_pattern(schema: dict[str, Any]) -> str:
-    kind = schema["type"]
-    if isinstance(kind, list):
-        return f"({'|'.join(_typed_pattern({**schema, 'type': each}) for each in kind)})"
-    if kind == "array":
-        item = _value_pattern(schema.get("items") or {"type": "string"})
-        return rf"\[({item}(, {item}){{0,15}})?\]"
-    if kind == "object":
-        properties = schema.get("properties") or {}
-        wanted = [name for name in properties if name in (schema.get("required") or ())]
-        inside = ", ".join(f"{_literal(name)}: {_value_pattern(properties[name])}" for name in wanted)
-        return rf"\{{{inside}\}}"
-    if kind not in _SIMPLE_TYPES:
-        raise ValueError(f"the type {str(kind)[:40]!r} is not supported in parameters")
-    return _SIMPLE_TYPES[kind]
-
-
-def _literal(value: Any) -> str:
-    """A regular expression of one JSON value."""
-    return _escape(json.dumps(value, ensure_ascii=False))
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"([\\.^$*+?{}\[\]|()])", r"\\\1", text)

@@ -92,8 +92,8 @@ class RegexConstraint(DenoiserWrapper):
     A single pattern applies to all holes; a sequence gives one per hole of every sequence, and None leaves a hole
     unconstrained. A hole's text is what it adds to the decoded sequence: a WordPiece tokenizer begins it with a
     space if a word precedes it. Draws at temperature 1 are from the exact conditional distribution; with other
-    sampling params each token is drawn given those before it, and the text matches as well. If holes `may_end`, what
-    must match is their text up to the first token that ends a text. An instance belongs to one canvas, and to one
+    sampling params each token is drawn given those before it, and the text matches as well. What must
+    match is the text up to the first of the `end_ids`, if there is one. An instance belongs to one canvas, and to one
     sampling run at a time.
     """
 
@@ -103,10 +103,9 @@ class RegexConstraint(DenoiserWrapper):
         tokens: Tokens,
         regex: Regex | Sequence[Regex | None],
         tokenizer: BaseTokenizer,
-        may_end: bool = False,
+        end_ids: tuple[int, ...] = (),
     ) -> None:
         super().__init__(denoiser)
-        end_ids = self.vocab.end_ids if may_end else ()
         self.tokens, self.current_tokens = tokens, tokens.clone()
         self.hole_ids = torch.full(tokens.shape, -1)
         self.holes: list[_Hole] = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from unmask.config import suggest
-from unmask.guidance.regex._expression import Expression
+from unmask.guidance.regex._expression import CharClass, Concat, Expression, Node, Repeat, literal
 from unmask.guidance.regex._parser import parse
 from unmask.guidance.structure._gbnf import parse_grammar
 from unmask.guidance.structure._schema import schema_expression
@@ -17,6 +17,11 @@ _MAX_SHOWN = 60
 _MAX_SOURCE = 1 << 16
 """Characters of a schema or grammar."""
 _Wanted = TypeVar("_Wanted")
+_PARSERS: dict[str, Callable[[str], tuple[Node, Mapping[str, Node]]]] = {
+    "regex": lambda source: (parse(source), {}),
+    "json_schema": schema_expression,
+    "grammar": parse_grammar,
+}
 _NAMES = {"regex": "the pattern", "json_schema": "the JSON schema", "grammar": "the grammar"}
 
 
@@ -28,6 +33,10 @@ class Structure:
     """The language that the source is written in."""
     source: str
     """A regular expression, a JSON schema as JSON, or a grammar in GBNF, the format of llama.cpp."""
+    before: str = ""
+    """A fixed text before that, such as the tag of a call."""
+    after: str = ""
+    """A fixed text after it, which blanks may follow."""
 
     def __post_init__(self) -> None:
         if self.kind != "regex" and len(self.source) > _MAX_SOURCE:
@@ -107,7 +116,8 @@ class Structure:
 
     def expression(self) -> Expression:
         """Its tree; ValueError if it is malformed or not supported."""
-        if self.kind == "regex":
-            return Expression(self.subject, parse(self.source))
-        root, rules = (schema_expression if self.kind == "json_schema" else parse_grammar)(self.source)
+        root, rules = _PARSERS[self.kind](self.source)
+        if self.before or self.after:
+            blanks = Repeat(CharClass(r"[ \n]"), 0, None)
+            root = Concat((literal(self.before), root, literal(self.after), blanks))
         return Expression(self.subject, root, rules)
