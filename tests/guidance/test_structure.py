@@ -379,7 +379,7 @@ def test_a_completion_may_end_before_its_last_token() -> None:
     weights = {x: math.prod(oracle.probabilities(table, 0.5)[-1][i][x[i]] for i in range(3)) for x in texts}
     law = dict.fromkeys(oracle.CLEAN_STATES, 0.0) | {x: w / sum(weights.values()) for x, w in weights.items()}
     tokens = torch.tensor([oracle.ALL_MASKED] * 256)
-    seen = oracle.sample_counts(Ancestral(1), RegexConstraint(table, tokens, structure, tokenizer, True), 2560, 256)
+    seen = oracle.sample_counts(Ancestral(1), RegexConstraint(table, tokens, structure, tokenizer, (2,)), 2560, 256)
     assert chi_square_p_value(seen, law) > REJECT
     assert TokenDFA.compile(structure, tokenizer).with_ends((2,)) is TokenDFA.compile(structure, tokenizer).with_ends(
         (2,)
