@@ -64,7 +64,7 @@ def long_rows(lm: LanguageModel, count: int, **options: Any) -> list[Any]:
     sampler = (
         make_sampler(lm.denoiser, "first-hitting")
         if not options
-        else make_sampler(lm.denoiser, "confidence", 8, **options)
+        else make_sampler(lm.denoiser, "confidence", 64, **options)
     )
     return [generation_job(lm, [lm.vocab.mask_id] * LONG, sampler, seed) for seed in range(count)]
 
@@ -72,9 +72,7 @@ def long_rows(lm: LanguageModel, count: int, **options: Any) -> list[Any]:
 CROWDS: dict[str, Any] = {
     "two requests of sixteen rows": lambda lm: [long_rows(lm, 16)] * 2,
     "sixty requests of one row": lambda lm: [long_rows(lm, 1)] * 60,
-    "rows with caches of their own, each alone in a call": lambda lm: (
-        [long_rows(lm, 8, block_size=70, cache="dual")] * 4
-    ),
+    "rows with caches of their own": lambda lm: [long_rows(lm, 8, block_size=70, cache="dual")] * 4,
     "rows of other lengths": lambda lm: [
         long_rows(lm, 4),
         [generation_job(lm, canvas_ids(lm, 40, 1), make_sampler(lm.denoiser, "first-hitting"), 0)] * 8,

@@ -181,7 +181,6 @@ class InfillTask(_GenerationTask):
         _, guidance = self._build(settings)
         texts = self.lm.masked_texts(template, seeds)
         for ids in {tuple(text.ids) for text in texts}:
-            self.lm.check_memory(1, len(ids))
             if guidance and guidance.regex and len(ids) <= (self.lm.denoiser.max_length or len(ids)):
                 guidance(self.lm.denoiser, torch.tensor([ids]), self.lm.tokenizer)  # raises if nothing can match
         return [

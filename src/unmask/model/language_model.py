@@ -203,10 +203,11 @@ class LanguageModel(ChatMethods):
         self, templates: Sequence[Template | Tensor], n: int = 1, seed: int | Sequence[int] = 0
     ) -> tuple[Tokens, Tensor | None]:
         """The canvas that `infill` fills, `n` rows for each template, and which positions are text (None: all)."""
-        seeds = sequence_seeds(seed, _validate_count(n) * len(templates))
+        encoded = [self._encoder.encode_template(template) for template in templates]
+        self.check_memory(_validate_count(n) * len(encoded), max((each.longest for each in encoded), default=0))
+        seeds = sequence_seeds(seed, n * len(encoded))
         parts = [seeds[first : first + n] for first in range(0, len(seeds), n)]
-        texts = [text for each, part in zip(templates, parts, strict=True) for text in self.masked_texts(each, part)]
-        self.check_memory(len(texts), max((len(text.ids) for text in texts), default=0))
+        texts = [text for each, part in zip(encoded, parts, strict=True) for text in self._close(each, part)]
         tokens, valid = infill_canvas([text.ids for text in texts], self.vocab.mask_id)
         return tokens, None if bool(valid.all()) else valid
 
@@ -285,11 +286,16 @@ class LanguageModel(ChatMethods):
 
     def masked_texts(self, template: Template | Tensor, seeds: Sequence[int] = (0,)) -> list[MaskedText]:
         """The ids of a template, with masks in its holes, for each seed: it draws the lengths that are left open."""
-        encoded, mask_id = self._encoder.encode_template(template), self.vocab.mask_id
-        if not encoded.is_open:
-            return [encoded.close(mask_id)] * len(seeds)
-        posterior = self._hole_lengths(encoded)
-        return [encoded.close(mask_id, posterior.draw(seed)) for seed in seeds]
+        encoded = self._encoder.encode_template(template)
+        self.check_memory(len(seeds), encoded.longest)
+        return self._close(encoded, seeds)
+
+    def _close(self, template: EncodedTemplate, seeds: Sequence[int]) -> list[MaskedText]:
+        mask_id = self.vocab.mask_id
+        if not template.is_open:
+            return [template.close(mask_id)] * len(seeds)
+        posterior = self._hole_lengths(template)
+        return [template.close(mask_id, posterior.draw(seed)) for seed in seeds]
 
     def hole_lengths(self, template: Template, *, draws: int = DEFAULT_DRAWS, seed: int = 0) -> HoleLengths:
         """How probable each length of the holes is whose length the template leaves open, as in `<mask:3..12>`.

@@ -100,6 +100,11 @@ class EncodedTemplate:
         """Whether the length of a hole is to be chosen."""
         return any(isinstance(piece, range) for piece in self.pieces)
 
+    @property
+    def longest(self) -> int:
+        """The tokens of the text, at most."""
+        return sum(len(piece) if isinstance(piece, list) else _longest_length(piece) for piece in self.pieces)
+
     def close(self, mask_id: int, lengths: Sequence[int] = ()) -> MaskedText:
         """The text whose open holes have these lengths."""
         text, left = MaskedText([], []), iter(lengths)
