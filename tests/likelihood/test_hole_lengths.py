@@ -197,5 +197,7 @@ def test_nothing_may_be_missing(lm: LanguageModel) -> None:
 def test_what_has_lengths_needs_no_choice(lm: LanguageModel) -> None:
     with pytest.raises(ValueError, match="every hole of this template has a length"):
         lm.hole_lengths("a<mask:3>b")
+    with pytest.raises(ValueError, match="draws must be at least 1; got 0"):
+        lm.hole_lengths("a<mask:1..3>b", draws=0)
     with pytest.raises(ValueError, match="the length of every hole must be known"):
         lm.encode_template("a<mask:1..3>b")

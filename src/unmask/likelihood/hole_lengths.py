@@ -71,6 +71,8 @@ def hole_lengths(
     Where a text ends with a hole, the end-of-text token of the model stands behind it.
     """
     _check(denoiser)
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1; got {draws}")
     mask_id = denoiser.vocab.mask_id
     texts = list(_texts(denoiser, [[mask_id] * piece if isinstance(piece, int) else piece for piece in pieces]))
     maskings, weight, is_exact = _draw_maskings(texts[0].num_given, draws, seed)

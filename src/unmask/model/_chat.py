@@ -32,7 +32,7 @@ class ChatMethods(ABC):
     def complete(
         self,
         prompts: Sequence[str | Sequence[int]],
-        length: int = 64,
+        length: int = 128,
         *,
         sampler: Sampler | str | None = None,
         seed: int | Sequence[int] = 0,

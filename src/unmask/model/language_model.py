@@ -228,9 +228,7 @@ class LanguageModel(ChatMethods):
         is the same as alone. With `schema`, it is JSON of this schema, and with `grammar`, a text of this grammar in
         GBNF: up to the end-of-text token, or in all its tokens.
         """
-        guidance = _structured(guidance, schema, grammar)
-        if isinstance(guidance, Guidance):
-            guidance = replace(guidance, end_ids=self.end_ids)
+        guidance = self._may_end(_structured(guidance, schema, grammar))
         tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
         masked = valid & (tokens == self.vocab.mask_id)
         samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
@@ -239,17 +237,22 @@ class LanguageModel(ChatMethods):
     def complete_steps(
         self,
         prompts: Sequence[str | Sequence[int]],
-        length: int = 64,
+        length: int = 128,
         *,
         sampler: Sampler | str | None = None,
         seed: int | Sequence[int] = 0,
         guidance: GuidanceFn | None = None,
     ) -> Iterator[Completions]:
         """`complete` step by step: the canvas as it is given, then after each step, the finished one last."""
+        guidance = self._may_end(guidance)
         tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
         masked = valid & (tokens == self.vocab.mask_id)
         for samples in self.generate_steps(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance):
             yield Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+
+    def _may_end(self, guidance: GuidanceFn | None) -> GuidanceFn | None:
+        """The guidance of a completion, which may end before its last token."""
+        return replace(guidance, end_ids=self.end_ids) if isinstance(guidance, Guidance) else guidance
 
     def _completion_canvas(
         self, prompts: Sequence[str | Sequence[int]], length: int, sampler: Sampler | str | None
