@@ -29,6 +29,7 @@ from unmask.cli._arguments import (
     write_results,
 )
 from unmask.cli._generation_options import SAMPLER_OPTION, make_sampler
+from unmask.cli._orders import EvaluatedOrders, OrderOptions, evaluate_orders, report_orders
 from unmask.cli._signature import Inline
 from unmask.cli._tasks import TaskOptions, evaluate_tasks
 from unmask.report.formatting import format_estimate, print_table
@@ -55,6 +56,7 @@ def evaluate(
     lines: bool = False,
     field: str = "text",
     column: str = "text",
+    order_options: Annotated[OrderOptions, Inline()] = OrderOptions(),  # noqa: B008
     task_options: Annotated[TaskOptions, Inline()] = TaskOptions(),  # noqa: B008
     seed: int = 0,
     both_strands: BothStrandsFlag = False,
@@ -70,6 +72,7 @@ def evaluate(
       unmask eval runs/demo/model runs/demo/corpus
       unmask eval runs/demo/model lambada ptb wikitext --folder text_sets/ --precision 0.005
       unmask eval runs/demo/model mdlm-zero-shot
+      unmask eval runs/demo/model my_test.txt --windows 8 --order left-to-right confidence random
       unmask eval runs/demo/model --tasks sums --include-path my_tasks/ --limit 8
       torchrun --nproc_per_node 2 -m unmask eval runs/demo/model my_test.txt
 
@@ -108,6 +111,7 @@ def evaluate(
 
     config = EvalConfig(windows, replicates, precision, seed)
     evaluated: list[tuple[ResolvedDataset, Corpus, Score]] = []
+    orders: list[EvaluatedOrders] = []
     recipes: dict[str, str] = {}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
@@ -118,13 +122,19 @@ def evaluate(
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
             layout = eval_layout(lm, corpus, per_document)
+            if order_options.order:
+                quiet = as_json or not is_main
+                orders.append(evaluate_orders(lm, text, corpus, layout, order_options, windows, seed, quiet))
+                continue
             total = num_windows(corpus, layout, config) if precision is None else None
             with progress(text.name, total, "windows", quiet=as_json or not is_main) as report:
                 score = evaluate_dataset(lm, text, corpus, per_document, config, report)
             evaluated.append((text, corpus, score))
             recipes[text.name] = text.describe_recipe(lm, corpus, layout, config)
         digest = model_fingerprint(model)
-    if is_main:
+    if is_main and orders:
+        report_orders(orders, missing, seed, digest, out, as_json)
+    elif is_main:
         _report_scores(evaluated, recipes, missing, config, digest, out, as_json)
     for sentence in missing.values():
         print(f"unmask: {sentence}", file=sys.stderr)

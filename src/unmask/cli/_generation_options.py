@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SAMPLER_OPTION = Option(family="unmask.sampling:SAMPLERS", extra_choices=("default",))
 
 _CacheName = Literal["none", "prefix", "dual"]
-_MeasureName = Literal["probability", "margin", "entropy"]
+_MeasureName = Literal["probability", "best-probability", "margin", "entropy"]
 _RemaskingName = Literal["cap", "rescale", "conf"]
 _LoopArg = Annotated[tuple[float, float, float] | None, Option(metavar="T_ON T_OFF ALPHA_ON")]
 
@@ -46,7 +46,8 @@ class GenerationOptions:
     """The order in which masked tokens are unmasked; the default is the sampler that the model comes with, or the one
     that reverses its process."""
     measure: _MeasureName | None = None
-    """For --sampler confidence: the confidence measure, probability by default."""
+    """For confidence, threshold and factor: the measure of confidence, by default the probability of the drawn token;
+    threshold and factor take that, or best-probability."""
     threshold: float | None = None
     """For threshold and joint-threshold: tokens above this probability are unmasked together; 0.9 by default."""
     min_tokens: int | None = None

@@ -39,11 +39,11 @@ def evaluate_corpus(
     text = corpus.splits[split]
     loader = Loader(text, layout, batch_size=EVAL_BATCH_SIZE)
     with lm.inference_mode():
-        stats = _window_text_stats(lm.tokenizer, text, loader, config.windows)
+        stats = window_text_stats(lm.tokenizer, text, loader, config.windows)
         return score_corpus(lm.predictor, lm.objective, loader, config, stats, lm.distributed, progress)
 
 
-def _window_text_stats(tokenizer: BaseTokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
+def window_text_stats(tokenizer: BaseTokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
     """Bytes, characters and words of the windows that are scored: of all of them, or of those that are selected."""
     if tokenizer is None or windows is None or windows >= loader.num_sequential_rows:
         return text.text_stats
@@ -65,7 +65,7 @@ def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path)
         raise ValueError("this model has no tokenizer, so it cannot be evaluated on text")
     if is_corpus(dataset.source):
         corpus = Corpus.open(dataset.source, verify=False, allow_code=(class_id(type(lm.tokenizer)),))
-        corpus.verify(_eval_split(corpus).record.name)  # not all of it, which may be large
+        corpus.verify(eval_split(corpus).record.name)  # not all of it, which may be large
         return corpus
     scratch.mkdir(parents=True, exist_ok=True)
     options = PrepareConfig(dataset.source_config, validation_fraction=0)
@@ -79,17 +79,17 @@ def eval_layout(lm: LanguageModel, corpus: Corpus, per_document: bool) -> RowLay
         raise ValueError("this model has no maximum length; use evaluate_corpus with a layout of its own")
     if not per_document and corpus.tokenizer.complement_ids is not None:
         return GenomeWindows(longest)
-    return PerDocument(longest) if per_document else Wrapped(min(longest, _eval_split(corpus).num_tokens))
+    return PerDocument(longest) if per_document else Wrapped(min(longest, eval_split(corpus).num_tokens))
 
 
-def _eval_split(corpus: Corpus) -> Split:
+def eval_split(corpus: Corpus) -> Split:
     """The validation split, or the training split if nothing was held out."""
     return corpus.splits.get("valid", corpus.splits["train"])
 
 
 def num_windows(corpus: Corpus, layout: RowLayout, config: EvalConfig) -> int:
     """The number of windows to score, over all replicates that are certain."""
-    rows = Loader(_eval_split(corpus), layout, EVAL_BATCH_SIZE).num_sequential_rows
+    rows = Loader(eval_split(corpus), layout, EVAL_BATCH_SIZE).num_sequential_rows
     return (rows if config.windows is None else min(rows, config.windows)) * config.replicates
 
 
@@ -102,7 +102,7 @@ def evaluate_dataset(
     progress: ProgressFn | None = None,
 ) -> Score:
     """The bound on a dataset; words of a named dataset are counted before detokenization."""
-    split = _eval_split(corpus)
+    split = eval_split(corpus)
     score = evaluate_corpus(lm, corpus, split.record.name, eval_layout(lm, corpus, per_document), config, progress)
     if dataset.num_words is None or score.text_stats is None:
         return score

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -58,6 +59,10 @@ class Ancestral(Sampler):
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
+
+    @property
+    def order_follows(self) -> Literal["noise"]:
+        return "noise"
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         process = require_process(denoiser, Masking, PerTokenMasking)
@@ -127,6 +132,10 @@ class FirstHitting(Sampler):
     params: SamplingParams = SamplingParams()
     """How tokens are drawn."""
 
+    @property
+    def order_follows(self) -> Literal["noise"]:
+        return "noise"
+
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         schedule = require_process(denoiser, Masking).schedule
         if not denoiser.normalized:
@@ -152,6 +161,10 @@ class RandomOrder(Sampler):
 
     def __post_init__(self) -> None:
         validate_steps(self.steps)
+
+    @property
+    def order_follows(self) -> Literal["noise"]:
+        return "noise"
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         z = init_tokens(denoiser, canvas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,6 +29,10 @@ class Autoregressive(Sampler):
 
     params: SamplingParams = SamplingParams()
     """How tokens are drawn."""
+
+    @property
+    def order_follows(self) -> Literal["predictions"]:
+        return "predictions"
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         require_process(denoiser, LeftToRight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from unmask.config import lookup
 from unmask.diffusion.categorical import SamplingParams
@@ -46,6 +46,12 @@ class Sampler(ABC):
     def may_remask(self) -> bool:
         """Whether a token that has been written may still change."""
         return False
+
+    @property
+    def order_follows(self) -> Literal["predictions", "noise", "tokens"]:
+        """What decides which positions a step writes: what the network predicts for them; noise; or the tokens that are
+        drawn (or written again). In the first two cases the sampler's law is known (sampling/law.py)."""
+        return "tokens"
 
     @property
     def inner(self) -> Sampler | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -110,6 +110,10 @@ class Blockwise(Sampler):
     @property
     def may_remask(self) -> bool:
         return self.inner.may_remask
+
+    @property
+    def order_follows(self) -> Literal["predictions", "noise", "tokens"]:
+        return self.inner.order_follows
 
     def run(self, denoiser: DenoiserLike, canvas: Canvas) -> Iterator[Tokens]:
         process = require_process(denoiser, Masking, BlockMasking, PerTokenMasking)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -36,13 +36,27 @@ from unmask.types import LogX, Queries, Tokens
 class Probability:
     """The probability of the drawn token (LLaDA's low-confidence remasking)."""
 
+    reads_tokens: ClassVar[bool] = True
+
     def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         return log_x.gather(-1, tokens[:, None])[:, 0].exp()
 
 
 @dataclass(frozen=True)
+class BestProbability:
+    """The probability of the most probable token, whichever is drawn."""
+
+    reads_tokens: ClassVar[bool] = False
+
+    def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+        return log_x.amax(-1).exp()
+
+
+@dataclass(frozen=True)
 class Margin:
     """The probability of the best token minus that of the second best."""
+
+    reads_tokens: ClassVar[bool] = False
 
     def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         best = log_x.topk(2).values.exp()
@@ -53,6 +67,8 @@ class Margin:
 class Entropy:
     """The negative entropy of the distribution."""
 
+    reads_tokens: ClassVar[bool] = False
+
     def score(self, log_x: LogX, tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         return -_entropy(log_x)
 
@@ -60,9 +76,11 @@ class Entropy:
 _DELAYED_SCORE = -1e30
 """Below the score of any token that is not delayed."""
 
-_AnyConfidenceMeasure: TypeAlias = Probability | Margin | Entropy
+_AnyProbability: TypeAlias = Probability | BestProbability
+_AnyConfidenceMeasure: TypeAlias = _AnyProbability | Margin | Entropy
+_PROBABILITIES: dict[str, _AnyProbability] = {"probability": Probability(), "best-probability": BestProbability()}
 CONFIDENCE_MEASURES: dict[str, _AnyConfidenceMeasure] = {
-    "probability": Probability(),
+    **_PROBABILITIES,
     "margin": Margin(),
     "entropy": Entropy(),
 }
@@ -105,6 +123,12 @@ class _ConfidenceSampler(Sampler):
     stable_steps: int = 1
     params: SamplingParams
     delayed_tokens: tuple[int, ...]
+
+    @property
+    def order_follows(self) -> Literal["predictions", "tokens"]:
+        measure = resolve_option(self.measure, CONFIDENCE_MEASURES, "measure")
+        reads_tokens = measure.reads_tokens or self.delayed_tokens or self.stop_entropy is not None
+        return "tokens" if reads_tokens else "predictions"
 
     @abstractmethod
     def select(
@@ -171,7 +195,7 @@ class Confidence(_ConfidenceSampler):
     steps: int = 128
     """The number of steps; more are better and slower."""
     measure: _AnyConfidenceMeasure | str = Probability()
-    """What confidence is: "probability", "margin" or "entropy"."""
+    """What confidence is: "probability" (of the drawn token), "best-probability", "margin" or "entropy"."""
     params: SamplingParams = SamplingParams()
     """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
@@ -216,8 +240,11 @@ class Threshold(_ConfidenceSampler):
     """Ids of tokens that are written last."""
     min_tokens: int = 1
     """How many of the most probable tokens are written in any case."""
+    measure: _AnyProbability | str = Probability()
+    """Whose probability: "probability", that of the drawn token, or "best-probability"."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "measure", resolve_option(self.measure, _PROBABILITIES, "measure"))
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a probability in [0, 1]; got {self.threshold!r}")
         if not isinstance(self.min_tokens, int) or self.min_tokens < 1:
@@ -242,8 +269,11 @@ class Factor(_ConfidenceSampler):
     """How tokens are drawn."""
     delayed_tokens: tuple[int, ...] = ()
     """Ids of tokens that are written last."""
+    measure: _AnyProbability | str = Probability()
+    """Whose probability: "probability", that of the drawn token, or "best-probability"."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "measure", resolve_option(self.measure, _PROBABILITIES, "measure"))
         if not is_number(self.factor) or not self.factor >= 0:
             raise ValueError(f"the factor must be 0 or above; got {self.factor!r}")
 
