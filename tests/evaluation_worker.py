@@ -11,7 +11,8 @@ import torch
 from unmask import Ancestral, load
 from unmask.distributed import Distributed, init_distributed
 from unmask.evaluation.datasets import ResolvedDataset, resolve_dataset
-from unmask.evaluation.evaluate import evaluate_dataset, tokenize_dataset
+from unmask.evaluation.evaluate import eval_layout, eval_split, evaluate_dataset, tokenize_dataset
+from unmask.evaluation.orders import OrderConfig, evaluate_order
 from unmask.likelihood.corpus import EvalConfig
 
 
@@ -24,12 +25,17 @@ def evaluate_all(model: Path, text: Path, scratch: Path, distributed: Distribute
     precise = evaluate_dataset(lm, fetched, corpus, config=EvalConfig(windows=40, replicates=2, precision=0.02))
     each = lm.score(["abc", "a b c abc", "cc", "b"], draws=32, seed=1)
     many = lm.score(["a", "bc", "abc"] * 7, prompts=["", "cab", "b"] * 7, draws=16, precision=0.1)
+    orders = [
+        evaluate_order(lm, eval_split(corpus), eval_layout(lm, corpus, False), OrderConfig(name, 45)).to_dict()
+        for name in ("margin", "random")
+    ]
     samples = lm.sample(5, 12, sampler=Ancestral(steps=4), seed=3)
     return {
         "eval": score.to_dict(),
         "precise": precise.to_dict(),
         "score": [one.to_dict() for one in each.per_text],
         "requests": [one.to_dict() for one in many.per_text],
+        "orders": orders,
         "tokens": samples.tokens.tolist(),
         "num_queries": samples.num_queries,
     }

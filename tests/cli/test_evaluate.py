@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tiny_models
 import unmask
@@ -25,6 +26,9 @@ def alphabet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of the letters of TEXT."""
     backbone = unmask.DiTConfig(width=32, depth=1, heads=2, max_length=16, dropout=0.0)
     lm = unmask.LanguageModel.from_config(backbone, unmask.MDLM(), unmask.Tokenizer.characters("abc \n"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        torch.nn.init.normal_(lm.denoiser.backbone.lm_head.weight)
     return str(unmask.save(lm, tmp_path_factory.mktemp("model") / "tiny"))
 
 
@@ -61,6 +65,43 @@ def test_eval_is_a_table(alphabet: str, command: Callable[..., Any], tmp_path: P
     assert found["provenance"]["data"].keys() == {files[0]}
     per_document = json.loads(command("eval", alphabet, files[0], "--per-document", "--lines", "--json").out)
     assert per_document["texts"][0]["tokens"] < text["tokens"]  # empty lines are no documents
+
+
+def test_orders_are_told_apart(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(TEXT)
+    some = ("eval", alphabet, str(tmp_path / "one.txt"), "--windows", "3")
+    done = command(*some, "--order", "left-to-right", "random", "--order-block-size", "4", "--order-draws", "6")
+    header, first, second, *notes = done.out.splitlines()
+    assert header.split()[:3] == ["text", "order", "nats/token"]
+    assert (first.split()[1], second.split()[1]) == ("left-to-right", "random")
+    assert ("±" in first, "±" in second) == (False, True)
+    assert notes[0] == "left-to-right: exact -log p: from left to right"
+    assert notes[1].startswith("random: importance-weighted bound on -log p, 6 orders")
+    assert "at least" in notes[-1]
+    assert "tangent" in notes[-1]
+    (text,) = json.loads(command(*some, "--order", "margin", "--json").out)["texts"]
+    (order,) = text["orders"]
+    assert (order["order"], order["standard_error"], order["nfe"], order["tokens"]) == ("margin", 0, 16, 48)
+
+    for options, sentence in (
+        (("--order", "upwards"), "choose one of left-to-right, confidence"),
+        (("--tokens-per-step", "2"), "--tokens-per-step is for orders: name some with --order"),
+        (("--order", "random", "--order-draws", "2"), "at least 4 orders"),
+    ):
+        done = command(*some, *options)
+        assert (done.code, done.out) == (2, "")
+        assert sentence in done.err
+
+
+def test_samples_are_told_what_they_cost(alphabet: str, command: Callable[..., Any]) -> None:
+    several = ("--samplers", "ancestral", "confidence", "entropy-bounded")
+    done = command("eval-samples", alphabet, *several, "--steps", "4", "--n", "3", "--own-law")
+    header, ancestral, confidence, bounded = done.out.splitlines()
+    assert header.endswith("own nats/token")
+    assert " to " in ancestral
+    assert confidence.endswith(" -")
+    assert " to " not in bounded
+    assert "own nats are not known for confidence" in done.err
 
 
 def test_some_rows_stand_for_the_text_that_they_are(alphabet: str, command: Callable[..., Any], tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from unmask.sampling import (
     Threshold,
 )
 from unmask.sampling.blockwise import DualCache, NoCache, PrefixCache
-from unmask.sampling.law import law_bounds, text_nats
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.law import _GivenText, law_bounds, text_nats
 from unmask.types import Batch
 
 TEXTS = torch.tensor(list(itertools.product(range(3), repeat=4)))
@@ -68,6 +69,17 @@ def test_probabilities_of_all_texts_sum_to_one(sampler: Sampler, timed: bool) ->
 @pytest.mark.parametrize("inner", [Confidence(2, "margin"), Ancestral(2), Threshold(0.5, measure="best-probability")])
 def test_so_they_do_beside_an_exact_cache(inner: Sampler) -> None:
     assert total(BlockDiffusion(block_size=2), Blockwise(sampler=inner), 3) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("sampler", ANY_ORDER, ids=repr)
+def test_a_text_is_written_again_as_it_was(sampler: Sampler) -> None:
+    """With the noise of its draw: the same canvases, in the same order."""
+    denoiser = tiny_models.tiny_denoiser(MDLM(), size=4, mask=3, length=4)
+    canvas = Canvas(torch.full((6, 4), 3), tuple(range(6)))
+    canvases = [z.clone() for z in sampler.run(denoiser, canvas)]
+    if not sampler.end_ids:
+        again = list(sampler.run(_GivenText(denoiser, canvases[-1]), canvas))
+        assert [z.tolist() for z in again] == [z.tolist() for z in canvases]
 
 
 def test_left_to_right_is_what_an_autoregressive_model_is_scored_with() -> None:

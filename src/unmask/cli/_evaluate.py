@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from unmask.evaluation.sample_metrics import SampleMetrics
     from unmask.likelihood.corpus import EvalConfig
     from unmask.likelihood.score import Score
+    from unmask.model import LanguageModel
 
 _MDLM_ZERO_SHOT = "mdlm-zero-shot"
 """Stands for the seven text sets of the MDLM paper's zero-shot table."""
@@ -99,20 +100,13 @@ def evaluate(
             raise ValueError(f"evaluate on texts or on tasks, one after the other: {sources[0]} is a text")
         evaluate_tasks(model, task_options, seed, both_strands, weights, out, as_json, allow_code)
         return
-    from unmask.cli._progress import progress
     from unmask.data.readers import SourceConfig
-    from unmask.evaluation.evaluate import (
-        eval_layout,
-        evaluate_dataset,
-        num_windows,
-        tokenize_dataset,
-    )
+    from unmask.evaluation.evaluate import eval_layout, tokenize_dataset
     from unmask.likelihood.corpus import EvalConfig
 
     config = EvalConfig(windows, replicates, precision, seed)
-    evaluated: list[tuple[ResolvedDataset, Corpus, Score]] = []
+    evaluated: list[_EvaluatedText] = []
     orders: list[EvaluatedOrders] = []
-    recipes: dict[str, str] = {}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         texts, missing = _resolve_datasets(sources, scratch, folder, SourceConfig(lines, field, column), allow_code)
@@ -121,55 +115,73 @@ def evaluate(
         )
         corpora = [tokenize_dataset(lm, text, scratch / str(number)) for number, text in enumerate(texts)]
         for text, corpus in zip(texts, corpora, strict=True):
-            layout = eval_layout(lm, corpus, per_document)
+            quiet = as_json or not is_main
             if order_options.order:
-                quiet = as_json or not is_main
+                layout = eval_layout(lm, corpus, per_document)
                 orders.append(evaluate_orders(lm, text, corpus, layout, order_options, windows, seed, quiet))
-                continue
-            total = num_windows(corpus, layout, config) if precision is None else None
-            with progress(text.name, total, "windows", quiet=as_json or not is_main) as report:
-                score = evaluate_dataset(lm, text, corpus, per_document, config, report)
-            evaluated.append((text, corpus, score))
-            recipes[text.name] = text.describe_recipe(lm, corpus, layout, config)
+            else:
+                evaluated.append(_evaluate_text(lm, text, corpus, per_document, config, quiet))
         digest = model_fingerprint(model)
     if is_main and orders:
         report_orders(orders, missing, seed, digest, out, as_json)
     elif is_main:
-        _report_scores(evaluated, recipes, missing, config, digest, out, as_json)
+        _report_scores(evaluated, missing, config, digest, out, as_json)
     for sentence in missing.values():
         print(f"unmask: {sentence}", file=sys.stderr)
     if missing:
         sys.exit(1)
 
 
+@dataclass(frozen=True)
+class _EvaluatedText:
+    """A text with its score, and how it was computed."""
+
+    text: ResolvedDataset
+    corpus: Corpus
+    score: Score
+    recipe: str
+
+
+def _evaluate_text(
+    lm: LanguageModel, text: ResolvedDataset, corpus: Corpus, per_document: bool, config: EvalConfig, quiet: bool
+) -> _EvaluatedText:
+    from unmask.cli._progress import progress
+    from unmask.evaluation.evaluate import eval_layout, evaluate_dataset, num_windows
+
+    layout = eval_layout(lm, corpus, per_document)
+    total = num_windows(corpus, layout, config) if config.precision is None else None
+    with progress(text.name, total, "windows", quiet) as report:
+        score = evaluate_dataset(lm, text, corpus, per_document, config, report)
+    return _EvaluatedText(text, corpus, score, text.describe_recipe(lm, corpus, layout, config))
+
+
 def _report_scores(
-    evaluated: list[tuple[ResolvedDataset, Corpus, Score]],
-    recipes: Mapping[str, str],
+    evaluated: list[_EvaluatedText],
     missing: dict[str, str],
     config: EvalConfig,
     model: Mapping[str, str],
     out: Path | None,
     as_json: bool,
 ) -> None:
-    fingerprints = {text.name: text.fingerprint for text, _, _ in evaluated}
+    fingerprints = {each.text.name: each.text.fingerprint for each in evaluated}
     metrics = [
         {
-            "name": text.name,
-            "origin": text.origin,
-            "per_word": text.per_word,
-            "data": corpus.digest,
-            "recipe": recipes[text.name],
-            **score.to_dict(),
+            "name": each.text.name,
+            "origin": each.text.origin,
+            "per_word": each.text.per_word,
+            "data": each.corpus.digest,
+            "recipe": each.recipe,
+            **each.score.to_dict(),
         }
-        for text, corpus, score in evaluated
+        for each in evaluated
     ]
-    for text, _, score in evaluated:
-        warn_if_imprecise(text.name, score.standard_error / score.nats_per_token, config.precision)
+    for each in evaluated:
+        warn_if_imprecise(each.text.name, each.score.standard_error / each.score.nats_per_token, config.precision)
     if not write_results({"texts": metrics, "missing": missing}, config.seed, fingerprints, model, out, as_json):
         _print_scores(evaluated)
-        for text, _, _ in evaluated:
-            if text.recipe is not None:  # a named set, whose figures others have published
-                print(f"{text.name}: {recipes[text.name]}")
+        for each in evaluated:
+            if each.text.recipe is not None:  # a named set, whose figures others have published
+                print(f"{each.text.name}: {each.recipe}")
 
 
 def eval_samples(
@@ -182,6 +194,7 @@ def eval_samples(
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
+    own_law: bool = False,
     seed: int = 0,
     weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
     out: ResultsPath = None,
@@ -208,6 +221,8 @@ def eval_samples(
         temperature: See `unmask sample`.
         top_k: See `unmask sample`.
         top_p: See `unmask sample`.
+        own_law: Also say what the samples cost in nats per token under the law of the sampler that wrote them, where it
+            is known: its entropy, which falls where tokens are written together. It takes once or twice the time.
         seed: Sample i uses seed + i.
     """
     from unmask.cli._progress import progress
@@ -227,13 +242,13 @@ def eval_samples(
         reference = None if reference_model is None else CausalReferenceModel.load(reference_model)
         with progress("evaluating", len(specs), "samplers", quiet=as_json or not is_main) as report:
             for number, spec in enumerate(specs.values(), start=1):
-                metrics.append(evaluate_samples(lm, spec, n, length, seed, reference))
+                metrics.append(evaluate_samples(lm, spec, n, length, seed, reference, own_law))
                 report(number)
         digest = model_fingerprint(model)
     data = {} if reference is None else {"reference_model": f"sha256:{reference.digest()}"}
     results = {"sample_evals": [asdict(each) for each in metrics]}
     if is_main and not write_results(results, seed, data, digest, out, as_json):
-        _print_sample_metrics(metrics)
+        _print_sample_metrics(metrics, own_law)
 
 
 def _resolve_datasets(
@@ -261,27 +276,28 @@ def _resolve_datasets(
     return texts, missing
 
 
-def _print_scores(evaluated: Sequence[tuple[ResolvedDataset, Corpus, Score]]) -> None:
+def _print_scores(evaluated: Sequence[_EvaluatedText]) -> None:
     header = ("text", "nats/token", "perplexity", "bits/byte", "bits/character", "perplexity/word", "tokens")
     lines = []
-    for text, _, score in evaluated:
-        f = {name: value for name, value in score.to_dict().items() if isinstance(value, int | float)}
+    for each in evaluated:
+        f = {name: value for name, value in each.score.to_dict().items() if isinstance(value, int | float)}
         lines.append(
             (
-                text.name,
+                each.text.name,
                 format_estimate(f["nats_per_token"], f["standard_error"]),
                 format_estimate(f["perplexity"], f["perplexity_error"]),
                 format_estimate(f["bits_per_byte"], f["bits_per_byte_error"]),
                 format_estimate(f["bits_per_character"], f["bits_per_character_error"]),
                 format_estimate(f["word_perplexity"], f["word_perplexity_error"]),
-                f"{score.tokens:,}",
+                f"{each.score.tokens:,}",
             )
         )
     print_table(header, lines)
 
 
-def _print_sample_metrics(metrics: Sequence[SampleMetrics]) -> None:
-    header = ("sampler", "steps", "perplexity", "entropy", "distinct-2", "repetition", "nfe", "seconds")
+def _print_sample_metrics(metrics: Sequence[SampleMetrics], own_law: bool) -> None:
+    header = ["sampler", "steps", "perplexity", "entropy", "distinct-2", "repetition", "nfe", "seconds"]
+    header += ["own nats/token"] if own_law else []
     lines = [
         (
             each.sampler,
@@ -292,11 +308,23 @@ def _print_sample_metrics(metrics: Sequence[SampleMetrics]) -> None:
             format_estimate(each.repetition, None),
             str(each.nfe),
             f"{each.seconds:.1f}",
+            *([_format_own_nats(each)] if own_law else []),
         )
         for each in metrics
     ]
     print_table(header, lines)
     if any(each.steps not in (None, each.nfe) for each in metrics):
         print("nfe is below steps where a step has no token to unmask", file=sys.stderr)
+    unknown = {each.sampler for each in metrics if each.own_nats_at_most is None} if own_law else ()
+    for name in sorted(unknown):
+        print(f"own nats are not known for {name}: what it draws decides where it writes", file=sys.stderr)
     if metrics[0].reference_model is not None:
         print(f"reference model: {metrics[0].reference_model}")
+
+
+def _format_own_nats(metrics: SampleMetrics) -> str:
+    """Exact, or from both sides."""
+    at_most = format_estimate(metrics.own_nats_at_most, metrics.own_nats_error)
+    if metrics.own_nats_at_least in (None, metrics.own_nats_at_most):
+        return at_most
+    return f"{format_estimate(metrics.own_nats_at_least, metrics.own_nats_error)} to {at_most}"

@@ -131,7 +131,8 @@ def _notes(name: str, result: OrderScore) -> list[str]:
         return notes
     mean = format_estimate(bounds.mean / tokens, bounds.mean_variance**0.5 / tokens)
     lower = format_estimate(bounds.lower / tokens, bounds.lower_variance**0.5 / tokens)
-    notes.append(f"{name}: the mean over orders, which is the bound of unmask eval, is {mean} nats/token")
+    which = "" if "blocks" in result.definition else ", which is the bound of unmask eval,"
+    notes.append(f"{name}: the mean over orders{which} is {mean} nats/token")
     notes.append(
         f"{name}: it costs at least {lower} nats/token in random order (a tangent bound; effective number of orders of"
         f" the worst block: {bounds.effective_draws:.1f} of {result.draws}"

@@ -6,12 +6,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from unmask.data.corpus import Corpus, PrepareConfig, Split, TextStats, is_corpus, prepare
+from unmask.data.corpus import Corpus, PrepareConfig, Split, is_corpus, prepare
 from unmask.data.loader import GenomeWindows, Loader, PerDocument, RowLayout, Wrapped
-from unmask.data.tokenizers import BaseTokenizer
+from unmask.evaluation._text_stats import window_text_stats
 from unmask.evaluation.datasets import ResolvedDataset
+from unmask.evaluation.orders import own_nats
 from unmask.evaluation.reference_model import ReferenceModel
 from unmask.evaluation.sample_metrics import SampleMetrics, sample_metrics
 from unmask.likelihood.corpus import EvalConfig, score_corpus
@@ -41,22 +40,6 @@ def evaluate_corpus(
     with lm.inference_mode():
         stats = window_text_stats(lm.tokenizer, text, loader, config.windows)
         return score_corpus(lm.predictor, lm.objective, loader, config, stats, lm.distributed, progress)
-
-
-def window_text_stats(tokenizer: BaseTokenizer | None, text: Split, loader: Loader, windows: int | None) -> TextStats:
-    """Bytes, characters and words of the windows that are scored: of all of them, or of those that are selected."""
-    if tokenizer is None or windows is None or windows >= loader.num_sequential_rows:
-        return text.text_stats
-    stats = TextStats()
-    for start, stop in np.stack(loader.sequential_spans(0, windows, num_windows=windows), 1).tolist():
-        ids = text.read(start, stop)
-        last = text.document_ends[
-            np.searchsorted(text.document_ends, start, "right") : np.searchsorted(text.document_ends, stop, "right")
-        ]
-        last = last - 1 - start  # documents end with a separator, which is not text
-        kept = np.delete(ids, last[ids[last] == tokenizer.eos_id])
-        stats += TextStats.from_text(tokenizer.decode(kept.tolist()), is_last=False)
-    return stats
 
 
 def tokenize_dataset(lm: LanguageModel, dataset: ResolvedDataset, scratch: Path) -> Corpus:
@@ -126,12 +109,14 @@ def evaluate_samples(
     length: int | None,
     seed: int,
     reference_model: ReferenceModel | None,
+    own_law: bool = False,
 ) -> SampleMetrics:
-    """Generate `n` texts with the sampler, take the time, and measure them."""
+    """Generate `n` texts with the sampler, take the time, and measure them; with `own_law`, also what they cost under
+    the sampler's own law."""
     started = time.perf_counter()
     samples = lm.sample(n, length, sampler=spec.sampler, seed=seed)
     seconds = time.perf_counter() - started
-    return sample_metrics(
+    metrics = sample_metrics(
         samples.texts,
         samples.tokens,
         reference_model,
@@ -140,3 +125,7 @@ def evaluate_samples(
         seconds=seconds,
         nfe=samples.nfe,
     )
+    own = own_nats(lm, spec.sampler, samples.tokens, seed) if own_law else None
+    if own is None:
+        return metrics
+    return replace(metrics, own_nats_at_least=own.at_least, own_nats_at_most=own.at_most, own_nats_error=own.error)

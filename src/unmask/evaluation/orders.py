@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.config import lookup
 from unmask.data.corpus import Split
 from unmask.data.loader import Loader, RowLayout
-from unmask.evaluation.evaluate import window_text_stats
+from unmask.evaluation._text_stats import window_text_stats
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
 from unmask.sampling import Blockwise, Confidence, RandomOrder, Sampler
@@ -82,6 +82,8 @@ class OrderConfig:
         """Tokens of a block; None where the whole text is one."""
         if model_block is not None and self.block_size not in (None, model_block):
             raise ValueError(f"the model writes blocks of {model_block} tokens; leave out a size of {self.block_size}")
+        if self.order == "left-to-right":
+            return model_block
         return model_block or self.block_size or (_DEFAULT_BLOCK_SIZE if self.order == "blocks" else None)
 
     def sampler(self, model_block: int | None, length: int) -> Sampler:
@@ -155,6 +157,36 @@ def evaluate_order(
     bounds = law_bounds(nats)
     weighted = Score(bounds.upper, bounds.upper_variance, tokens, stats)
     return OrderScore(config.order, definition, weighted, bounds, config.draws, calls)
+
+
+@dataclass(frozen=True)
+class OwnNats:
+    """What samples cost under the law of the sampler that wrote them, in nats per token: its entropy, on average."""
+
+    at_least: float
+    """The mean of -log p(x | noise) with the noise of the draw, which is a sample of p(noise | x)."""
+    at_most: float
+    """With other noise. Where no noise decides the order, both are -log p(x) itself."""
+    error: float | None
+    """The standard error of `at_most` over samples; None for one sample."""
+
+
+def own_nats(lm: LanguageModel, sampler: Sampler, tokens: Tensor, seed: int) -> OwnNats | None:
+    """What samples [n, L] that were drawn with seeds `seed`, seed + 1, ... cost under the sampler's own law; None where
+    that is not known."""
+    longest = lm.denoiser.max_length
+    in_windows = longest is not None and tokens.shape[1] > longest and lm.denoiser.process.block_size is None
+    if sampler.order_follows == "tokens" or sampler.any_length or in_windows or not lm.denoiser.normalized:
+        return None
+    denoiser, n = lm.ban_unknown_tokens(lm.predictor), len(tokens)
+    with lm.inference_mode():
+        own = text_nats(denoiser, sampler, tokens.to(lm.device), range(seed, seed + n)).mean(1).cpu()
+        other = own
+        if sampler.order_follows == "noise":
+            first = seed + (1 << _WINDOW_BITS)
+            other = text_nats(denoiser, sampler, tokens.to(lm.device), range(first, first + n)).mean(1).cpu()
+    error = float(other.std()) / math.sqrt(n) if n > 1 else None
+    return OwnNats(float(own.mean()), float(other.mean()), error)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ class SampleMetrics:
     nats_per_token_error: float | None = None
     perplexity: float | None = None
     perplexity_error: float | None = None
+    own_nats_at_least: float | None = None
+    own_nats_at_most: float | None = None
+    own_nats_error: float | None = None
 
 
 def sample_metrics(
