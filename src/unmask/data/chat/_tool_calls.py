@@ -74,7 +74,7 @@ class ToolFormat:
         """The JSON schema of a call of one of these functions."""
         calls = []
         for number, function in enumerate(functions):
-            parameters = function.get("parameters") or {"type": "object"}
+            parameters = {"type": "object", **(function.get("parameters") or {})}
             arguments = _rebased(parameters, f"/anyOf/{number}/properties/{self.arguments_key}")
             properties = {"name": {"const": function["name"]}, self.arguments_key: arguments}
             calls.append({"type": "object", "properties": properties, "required": list(properties)})

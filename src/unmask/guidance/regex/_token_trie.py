@@ -109,7 +109,8 @@ class _KnownFunctions:
             found[part] = self._number(
                 self.table[before[part // self.num_byte_kinds], (part % self.num_byte_kinds)[:, None]]
             )
-        return found[pairs]
+        after: _Ints = found[pairs]
+        return after
 
     def _number(self, rows: _Functions) -> list[int]:
         numbers = []
