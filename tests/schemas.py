@@ -103,6 +103,12 @@ def hostile_schemas() -> list[Any]:
     joining = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
     last = {"d40": {"type": "integer"}}
     ternary = {"type": "object", "properties": {key: {"$ref": "#"} for key in "abcdefghij"}}
+    levels: Any = {"type": "integer"}
+    options: Any = {"type": "integer"}
+    for number in range(90):
+        levels = {"properties": {f"key {number}": levels}, "required": [f"key {number}"]}
+        options = {"anyOf": [options, {"type": "string", "maxLength": number}]}
+    endless = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
     return [
         deep,
         {"$ref": "#/$defs/d0", "$defs": {**doubling, **last}},
@@ -128,4 +134,22 @@ def hostile_schemas() -> list[Any]:
         {"prefixItems": [{"type": "string"}] * 400},
         {"oneOf": [{"type": "object", "required": ["a"]}] * 300},
         json.loads('{"not":' * 90 + "{}" + "}" * 90),
+        levels,
+        options,
+        endless,
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"allOf": [{"enum": [1, 2]}, {"minimum": 3}]},
+        {"type": "string", "minLength": 4, "maxLength": 3},
+        {"type": "string", "pattern": "^a$", "minLength": 2},
+        {"type": "string", "pattern": "(a*)*(b|a+)*$"},
+        {"type": "string", "pattern": "(x+x+)+y"},
+        {"type": "string", "pattern": "[^x]{0,900}x[^y]{0,900}"},
+        {"type": "string", "pattern": ".*" * 60},
+        {"type": "string", "pattern": "(" * 60 + "a" + "?)" * 60},
+        {"type": "string", "pattern": "\\w{1,700}\\d{1,700}", "format": "email", "maxLength": 600},
+        {"prefixItems": [{"$ref": "#/$defs/s"}] * 2000, "$defs": {"s": {"type": "string", "format": "date-time"}}},
+        {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1200}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "string", "maxLength": 300}}, "maxItems": 9},
+        {"enum": [[[[["deep", {"a": [n]}]]]] for n in range(1500)]},
+        {"const": {"a": "x" * 30_000}},
     ]

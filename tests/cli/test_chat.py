@@ -94,7 +94,9 @@ BAD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "command": ((), "/rest", "there is no command 'rest' (did you mean reset?)"),
     "undo": ((), "/undo", "there is no message yet"),
     "save": ((), "/save", "name a file"),
+    "no folder": ((), "/save nowhere/chat.json", "nowhere/chat.json cannot be written: No such file or directory"),
     "load": ((), "/load nowhere.json", "nowhere.json"),
+    "load a folder": ((), "/load .", "."),
     "seed": ((), "/seed x", "a seed is a whole number"),
     "long": ((), "a" * 400, "leaves no room for an answer in a model of 128"),
     "n": (("--n", "2"), "a", "one answer at a time"),
@@ -125,7 +127,7 @@ def test_models_that_cannot_chat(command: Command, folder: str, monkeypatch: pyt
 def test_a_terminal_shows_drafts_and_survives_mistakes(
     command: Command, chatty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines: list[Any] = ["/rest", "Hello", KeyboardInterrupt, "Again", EOFError]
+    lines: list[Any] = ["/rest", "/save no/where", "/load .", "Hello", KeyboardInterrupt, "Again", EOFError]
 
     def typed(prompt: str) -> str:
         line = lines.pop(0)
@@ -138,6 +140,7 @@ def test_a_terminal_shows_drafts_and_survives_mistakes(
     done = command("chat", chatty, "--watch", "--delay", "0", *QUICK)
     assert done.code == 130  # Ctrl-C where a message is typed ends the chat
     assert "did you mean reset?" in done.err
+    assert "no/where cannot be written" in done.err
     assert _MASK_GLYPH in done.err
     assert done.out.count("\n") >= 1
     assert lines == ["Again", EOFError]

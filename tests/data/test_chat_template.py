@@ -148,7 +148,7 @@ HOSTILE = {
 @pytest.mark.parametrize("source", HOSTILE)
 def test_templates_of_strangers_are_bounded(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hasty = tmp_path / "worker.py"
-    hasty.write_text(Path(worker.__file__).read_text().replace("RENDER_SECONDS = 5.0", "RENDER_SECONDS = 0.4"))
+    hasty.write_text(Path(worker.__file__).read_text().replace("RENDER_SECONDS = 5.0", "RENDER_SECONDS = 1.0"))
     monkeypatch.setattr(worker, "__file__", str(hasty))
     from unmask.data.chat._renderer import _Renderer
 

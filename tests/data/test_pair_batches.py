@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from chat_models import GOLDEN
 from tiny_models import tiny_denoiser
 from unmask.config import from_json, to_json
+from unmask.data.chat import load_chat_template
 from unmask.data.corpus import PrepareConfig, prepare
 from unmask.data.loader import Loader, PromptCompletionRows, RowLayout
 from unmask.data.loader.prompt_completion import _PAD_MULTIPLE, PadIgnored, PadWithEos
-from unmask.data.readers import PromptCompletion, SourceConfig
+from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig
+from unmask.data.tokenizers import Tokenizer
 from unmask.diffusion.denoiser import DenoiserWrapper
 from unmask.likelihood.corpus import EvalConfig, score_corpus
 from unmask.objectives import D3PM, MDLM, SEDD, BlockDiffusion, Objective, UniformDiffusion
@@ -210,3 +213,34 @@ def test_the_layout_is_json() -> None:
     for layout in (PromptCompletionRows(), PromptCompletionRows(64, PadIgnored())):
         assert from_json(RowLayout, to_json(layout)) == layout
     assert PromptCompletionRows().padding == PadWithEos()
+
+
+def test_of_a_conversation_only_what_the_assistant_writes_is_a_target(tmp_path: Path) -> None:
+    """A system turn, several turns, and one that is too long for a row: by the tokens that count, as text."""
+    tokenizer = Tokenizer.from_file(GOLDEN / "chat_tiny" / "tokenizer.json")
+    template = load_chat_template(GOLDEN / "chat_tiny", tokenizer)
+    long = "all the words " * 20
+    turns = ("system", "Be brief."), ("user", "One?"), ("assistant", "Uno."), ("user", long), ("assistant", f"{long}!")
+    messages = [{"role": role, "content": content} for role, content in turns]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": messages}) + "\n")
+    options = PrepareConfig(SourceConfig(pair_format=ChatRecord(template=template)), validation_fraction=0.0)
+    corpus = prepare([str(file)], tmp_path / "out", str(GOLDEN / "chat_tiny" / "tokenizer.json"), options)
+
+    def targets(length: int) -> list[tuple[str, str]]:
+        loader = Loader(corpus.splits["train"], PromptCompletionRows(length, PadIgnored()), 2)
+        return [(tokenizer.decode(given), tokenizer.decode(counted)) for given, counted, _ in rows(loader.batch(0))]
+
+    first, second = sorted(targets(2048), key=lambda pair: len(pair[0]))
+    start = "<|im_start|>assistant\n"
+    assert first[1] == "Uno.<|im_end|>\n<|endoftext|>"
+    assert first[0].startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne?<|im_end|>\n")
+    assert first[0].endswith(start)
+    assert second[1] == f"{long}!<|im_end|>\n<|endoftext|>"
+    assert f"{start}Uno.<|im_end|>\n<|im_start|>user\n{long}<|im_end|>\n{start}" in second[0]
+    cut = max(targets(64), key=lambda pair: len(pair[1]))  # the end of the prompt, and the beginning of the answer
+    assert second[0].endswith(cut[0])
+    assert not second[0].startswith(cut[0])
+    assert second[1].startswith(cut[1])
+    assert "<|im_end|>" not in cut[1]
+    assert "Uno.<|im_end|>\n<|endoftext|>" in [counted for _, counted in targets(64)]

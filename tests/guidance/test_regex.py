@@ -414,6 +414,34 @@ def test_large_patterns_that_are_not_too_large() -> None:
         assert re.fullmatch(pattern, tokenizer.decode(written[0].tolist()))
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("pattern", ["[a-d]{2,9}|[^a]+b", "(ab|c d)*", "[b-f ]{0,40}", "é?日*b"])
+def test_a_token_moves_every_state_as_its_bytes_do(pattern: str, name: str) -> None:
+    """The classes of tokens are exactly the distinct functions from states to states."""
+    tokenizer, structure = TOKENIZERS[name], Structure.regex(pattern)
+    by_bytes, spelled = byte_dfa(structure.expression()), token_bytes(tokenizer)
+    dfa = TokenDFA.compile(structure, tokenizer)
+
+    def read(text: bytes | None, state: int) -> int:
+        for byte in text or b"":
+            state = int(by_bytes.transitions[state, byte])
+        return 0 if text is None else state
+
+    own = {0: 0, 1: 1}  # the state of the bytes' automaton that each state of the tokens' is
+    todo = [1]
+    for state in todo:
+        for token, text in enumerate(spelled.inside):
+            reached = int(dfa.transitions[state, dfa.token_classes[token]])
+            wanted = read(text, own[state])
+            assert own.setdefault(reached, wanted) == wanted
+            todo += [reached] * (reached not in todo)
+        assert dfa.accepting[state] == by_bytes.accepting[own[state]]
+    for token, text in enumerate(spelled.at_start):
+        reached = int(dfa.transitions[dfa.text_start_state, dfa.token_classes[token]])
+        assert own.get(reached, read(text, 1)) == read(text, 1)
+    assert len({column.tobytes() for column in dfa.transitions.T.copy()}) == dfa.transitions.shape[1]
+
+
 def test_what_is_kept_has_so_many_bytes() -> None:
     kept = LRUCache[str](100)
     for key, size in (("a", 40), ("b", 50), ("a", 30), ("c", 20)):

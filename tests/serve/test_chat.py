@@ -144,6 +144,34 @@ def test_calls_that_must_be_made_are_valid(client: Any, choice: Any) -> None:
     assert ask(client, answered, tools=[WEATHER], max_tokens=4).choices[0].message.role == "assistant"
 
 
+def test_arguments_are_an_object_whatever_a_function_says_of_them(client: Any) -> None:
+    for parameters in (None, {}, {"description": "any"}, {"anyOf": [{"properties": {"x": {"const": 1}}}]}):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        (call,) = ask(client, tools=tools, tool_choice="required", max_tokens=48).choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) in ({}, {"x": 1})
+
+
+def test_several_calls_and_their_deltas(client: Any) -> None:
+    """The client's own accumulator puts the streamed calls together as in the whole answer."""
+    two = f"Both[.] {CALL}{CALL.replace('3', '4')}".replace("{", "\\{").replace("}", "\\}") + "[ ]*"
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "max_tokens": 96, "seed": 1}
+    for parallel, days in ((True, [3, 4]), (False, [3])):
+        extra = {"regex": two, "sampler": "confidence", "steps": 4}
+        options = {**asked, "parallel_tool_calls": parallel, "extra_body": extra}
+        whole = client.chat.completions.create(**options).choices[0]
+        with client.chat.completions.stream(**options) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        for choice in (whole, streamed):
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Both.")
+            assert [json.loads(call.function.arguments)["days"] for call in choice.message.tool_calls] == days
+            assert len({call.id for call in choice.message.tool_calls}) == len(days)
+
+
+def test_an_empty_answer_may_be_sent_back(client: Any) -> None:
+    done = ask(client, [*HELLO, {"role": "assistant", "content": ""}, *HELLO], max_tokens=4)
+    assert done.usage.completion_tokens > 0
+
+
 def test_parameters_may_refer_to_their_own_definitions(client: Any) -> None:
     paint = {
         "type": "object",
@@ -204,6 +232,14 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "none": ({"messages": []}, 422, "messages"),
     "image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "reads text only"),
     "tool": ({"messages": HELLO, "tools": [{"type": "function"}]}, 422, "every tool needs function.name"),
+    "parameters": (
+        {
+            "messages": HELLO,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
+        },
+        422,
+        "function.parameters must be a JSON schema of type object",
+    ),
     "twice": ({"messages": HELLO, "tools": [WEATHER, WEATHER]}, 422, "two tools have the same name"),
     "choice": ({"messages": HELLO, "tool_choice": "required"}, 422, "there are no tools"),
     "unknown": (

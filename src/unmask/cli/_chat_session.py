@@ -128,8 +128,12 @@ class ChatSession:
         """FILE: write the conversation as JSON, which training reads too."""
         if not file:
             raise ValueError("name a file, as in /save chat.json")
-        with atomic_file(Path(file)) as new:  # on one line, so that files can be joined
-            new.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n", encoding="utf-8")
+        line = json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n"  # so that files can be joined
+        try:
+            with atomic_file(Path(file)) as new:
+                new.write_text(line, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{file} cannot be written: {error.strerror}") from None
 
     def _load(self, file: str) -> None:
         """FILE: go on with a saved conversation."""

@@ -71,6 +71,10 @@ class ChatRequest(GenerationRequest):
                 raise field_error("tools", "every tool needs function.name: 1 to 64 letters, digits, -, _ and .")
         if len(set(self.function_names)) < len(self.function_names):
             raise field_error("tools", "two tools have the same name")
+        for tool in self.tools or []:
+            parameters = tool["function"].get("parameters") or {}
+            if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+                raise field_error("tools", "function.parameters must be a JSON schema of type object")
         choice = self.tool_choice
         if isinstance(choice, str) and choice not in _TOOL_CHOICES:
             raise field_error("tool_choice", f"tool_choice must be {', '.join(_TOOL_CHOICES)} or a named function")

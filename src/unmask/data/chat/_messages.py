@@ -56,7 +56,9 @@ def _parse_message(message: Any, where: str) -> dict[str, Any]:
     calls = _parse_calls(message.get("tool_calls"), where)
     if calls and role != ASSISTANT:
         raise ValueError(f"{where} has tool calls of {role!r}; only the assistant calls tools")
-    content = _parse_content(message.get("content"), where, may_be_empty=bool(calls) or role == "tool")
+    given = message.get("content")
+    may_be_empty = bool(calls) or role == "tool" or (role == ASSISTANT and given == "")  # models do answer nothing
+    content = _parse_content(given, where, may_be_empty)
     kept = {name: message[name] for name in _KEPT_FIELDS if message.get(name) is not None}
     return {"role": role, "content": content, **kept, **({"tool_calls": calls} if calls else {})}
 

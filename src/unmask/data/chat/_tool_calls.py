@@ -11,6 +11,13 @@ from typing import Any
 from unmask.data.chat._template import ChatTemplate
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A function that an assistant calls, and its arguments as JSON."""
@@ -32,36 +39,42 @@ class ToolFormat:
 
     def parse(self, text: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
         """The answer without its calls, and the calls; what is no call of these functions stays in the answer."""
-        calls: list[ToolCall] = []
+        calls, texts, start, place = list[ToolCall](), [""], 0, 0
         if not self.end:  # the whole answer is one call
-            found = self._read(text.strip(), names)
-            return ("", [found]) if found else (text, [])
+            found, place = self._read(text, 0, names)
+            return ("", [found]) if found and not text[place:].strip() else (text, [])
+        while (begin := text.find(self.begin, place)) >= 0:
+            found, place = self._read(text, begin + len(self.begin), names)
+            if found is not None:
+                calls.append(found)
+                texts[-1] += text[start:begin].rstrip()
+                texts.append("")
+                place = start = len(text) - len(text[place:].lstrip())
+        texts[-1] += text[start:]
+        return "\n".join(filter(None, texts)), calls
 
-        def take(match: re.Match[str]) -> str:
-            found = self._read(match[1], names)
-            if found is None:
-                return match[0]
-            calls.append(found)
-            return ""
+    def _read(self, text: str, begin: int, names: Collection[str]) -> tuple[ToolCall | None, int]:
+        """The call whose object is at `begin`, and where it ends; without one, None and `begin`.
 
-        pattern = f"\\s*{re.escape(self.begin)}(.*?){re.escape(self.end)}\\s*"
-        return re.sub(pattern, take, text, flags=re.DOTALL), calls
-
-    def _read(self, text: str, names: Collection[str]) -> ToolCall | None:
+        The object is read as JSON, since its texts may spell what a call ends with.
+        """
         try:
-            value = json.loads(text)
+            value, end = _JSON.raw_decode(text, begin + len(text[begin:]) - len(text[begin:].lstrip()))
         except (ValueError, RecursionError):
-            return None
+            return None, begin
+        rest = text[end:].lstrip()
         arguments = value.get(self.arguments_key, {}) if isinstance(value, dict) else None
-        if not isinstance(arguments, dict) or value.get("name") not in names:
-            return None
-        return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+        is_call = isinstance(arguments, dict) and value.get("name") in names and rest.startswith(self.end)
+        if not is_call:
+            return None, begin
+        call = ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+        return call, len(text) - len(rest) + len(self.end)
 
     def schema(self, functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The JSON schema of a call of one of these functions."""
         calls = []
         for number, function in enumerate(functions):
-            parameters = function.get("parameters") or {"type": "object"}
+            parameters = {"type": "object", **(function.get("parameters") or {})}
             arguments = _rebased(parameters, f"/anyOf/{number}/properties/{self.arguments_key}")
             properties = {"name": {"const": function["name"]}, self.arguments_key: arguments}
             calls.append({"type": "object", "properties": properties, "required": list(properties)})

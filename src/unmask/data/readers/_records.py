@@ -104,7 +104,9 @@ class ChatRecord:
             raise ValueError(
                 f"{where} begins with a message from {ASSISTANT!r}; a pair needs a prompt and a completion"
             )
-        for message in messages:
+        for number, message in enumerate(messages, start=1):
+            if message["role"] == ASSISTANT and not message["content"] and "tool_calls" not in message:
+                raise ValueError(f"{where} message {number} has no text in 'content'")
             validate_text(message["content"], where, "content")
         return [self._pair(messages[: number + 1], tools, f"{where} message {number + 1}") for number in turns]
 

@@ -61,6 +61,8 @@ _MAX_CHUNK_SCORES = 1 << 20
 _MAX_SET_ENTRIES = 1 << 27
 MAX_MESSAGE_WORK = 1 << 24
 """Terms summed in one call for one text: a few tenths of a second."""
+_MAX_PLAN_WORK = 1 << 26
+"""Elementary steps for finding the moves of one text: half a second."""
 _ADVICE = "use shorter holes, more steps, or a sampler that queries all positions of a hole at once (confidence)"
 
 
@@ -72,7 +74,7 @@ def transition_plan(dfa: TokenDFA, state: int, content: tuple[int, ...]) -> Tran
     """
     return _PLAN_CACHE.get_or_build(
         (dfa, state, content),
-        lambda: _build_plan(dfa, state, content, WorkBudget(dfa.subject, MAX_MESSAGE_WORK, _ADVICE)),
+        lambda: _build_plan(dfa, state, content, WorkBudget(dfa.subject, _MAX_PLAN_WORK, _ADVICE)),
         lambda plan: sum(step.num_bytes for step in plan),
     )
 

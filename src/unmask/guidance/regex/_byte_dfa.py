@@ -45,7 +45,7 @@ def byte_dfa(expression: Expression) -> ByteDFA:
     except OverflowError:
         raise builder.nfa.limit_error() from None
     if not dfa.accepting.any():
-        nested = f" that has a rule at most {MAX_DEPTH} times inside itself" if expression.rules else ""
+        nested = f" that has a rule at most {MAX_DEPTH} times inside itself" if builder.was_cut else ""
         raise ValueError(f"no text{nested} matches {expression.subject}")
     return dfa
 
@@ -84,6 +84,8 @@ class _Builder:
     def __init__(self, expression: Expression) -> None:
         self.rules, self.budget = expression.rules, WorkBudget(expression.subject, MAX_WORK)
         self.nfa, self._char_classes = NFA(self.budget), set[str]()
+        self.was_cut = False
+        """Whether a rule would have been open more often than it may be."""
         self._begins_with_itself = {name for name in self.rules if name in self._reached(name, 0)}
         self._ends_with_itself = {name for name in self.rules if name in self._reached(name, -1)}
 
@@ -184,6 +186,7 @@ class _Builder:
             return self.nfa.add_state()
         depth = scope.depths.get(rule, 0)
         if depth == MAX_DEPTH:
+            self.was_cut = True
             return self.nfa.add_state()  # nothing leads there
         frame = _Frame(self.nfa.add_epsilon_successor(start), self.nfa.add_state())
         # The exit of a rule that begins with itself has edges of its own, so that rules around it do not end there;

@@ -65,10 +65,10 @@ def minimize(dfa: ByteDFA) -> ByteDFA:
     minimal anyway, are left as they are.
     """
     transitions, accepting = dfa.transitions, dfa.accepting
-    columns = transitions[:, np.unique(_group_equal_rows(transitions.T), return_index=True)[1]]
+    columns = transitions[:, np.unique(group_equal_rows(transitions.T), return_index=True)[1]]
     kind = accepting.astype(np.int32)
     left = MAX_WORK // (4 + columns.shape[1] // 8) // len(transitions)
-    while (refined := _group_equal_rows(np.column_stack([kind, kind[columns]]))).max() > kind.max():
+    while (refined := group_equal_rows(np.column_stack([kind, kind[columns]]))).max() > kind.max():
         kind, left = refined, left - 1
         if left < 0:
             return dfa
@@ -85,7 +85,7 @@ def minimize(dfa: ByteDFA) -> ByteDFA:
     return ByteDFA(smallest, accepts)
 
 
-def _group_equal_rows(rows: NDArray[np.int32]) -> NDArray[np.int32]:
+def group_equal_rows(rows: NDArray[np.int32]) -> NDArray[np.int32]:
     """A group number for each row, the same for equal rows."""
     known: dict[bytes, int] = {}
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in rows], dtype=np.int32)

@@ -21,6 +21,7 @@ from torch import Tensor
 from unmask.context import Context
 from unmask.data.tokenizers import BaseTokenizer
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper
+from unmask.diffusion.process import LeftToRight
 from unmask.guidance._calls import cache_offset, query_indices, resolve_sequence_ids, validate_shape
 from unmask.guidance.regex._backward_messages import (
     FREE,
@@ -150,7 +151,8 @@ class RegexConstraint(DenoiserWrapper):
         if row_fn is None and _any_hole_repeats(sequence[owner >= 0], owner[owner >= 0]):
             raise ValueError(
                 "the tokens of a hole that must match a pattern depend on each other, so they have no independent"
-                " log-probabilities; pass row_fn= to draw tokens, or query one position of a hole at a time"
+                " log-probabilities, which this sampler needs for this model: use one that draws tokens by themselves"
+                " (confidence, first-hitting), that is, with row_fn=, if the model has one"
             )
         buffer = _RowBuffer(row_fn or _identity, owner >= 0, self.live_ids.to(z.device))
         self.denoiser(z, t, positions, context, row_fn=buffer, sequence_ids=sequence_ids)
@@ -164,13 +166,20 @@ class RegexConstraint(DenoiserWrapper):
         return buffer.values
 
     def _full_tokens(self, z: Tokens, sequence_ids: Tensor, offset: int | None) -> Tokens:
-        """All tokens [b, L] of a call's sequences; a call with a cache passes only the part that it reads."""
-        if offset is None:
+        """All tokens [b, L] of a call's sequences; a call with a cache passes only the part that it reads.
+
+        What is read from left to right is one position behind: the token before each.
+        """
+        behind = isinstance(self.process, LeftToRight)
+        if offset is None and not behind:
             return z
         here = sequence_ids.to(self.current_tokens.device)
-        if offset == 0:  # a new run: forget the tokens of an earlier one
+        if not offset:  # a new run: forget the tokens of an earlier one
             self.current_tokens[here] = self.tokens[here]
-        self.current_tokens[here, offset : offset + z.shape[1]] = z.to(self.current_tokens.device)
+        begin = (offset or 0) - behind
+        shown = z[:, max(0, -begin) :].to(self.current_tokens.device)
+        begin = max(0, begin)
+        self.current_tokens[here, begin : begin + shown.shape[1]] = shown
         return self.current_tokens[here]
 
     def _span_draws(

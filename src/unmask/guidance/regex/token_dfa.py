@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unmask.data.tokenizers import BaseTokenizer
-from unmask.guidance.regex._byte_dfa import DEAD_STATE, START_STATE, ByteDFA, byte_dfa
-from unmask.guidance.regex._token_bytes import token_bytes
+from unmask.guidance.regex._byte_dfa import DEAD_STATE, START_STATE, byte_dfa
+from unmask.guidance.regex._determinize import group_equal_rows
+from unmask.guidance.regex._token_trie import token_tries
 from unmask.guidance.regex.limits import LRUCache, WorkBudget, cooperative_yield
 from unmask.guidance.structure.structure import Structure
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.signedinteger[Any]]
 
-_TEXT_START = -1
-"""The start state of a hole at the beginning of a text, where some tokenizers decode tokens differently."""
-
-_MAX_BYTE_STEPS = 1 << 26
-"""Token bytes read to build an automaton, and edges followed to find the lengths of its matches."""
-_MAX_STATE_TOKEN_PAIRS = 1 << 24
-"""Pairs of a state and a token that is allowed in it."""
-_MAX_TABLE_ENTRIES = 1 << 21
+_MAX_EDGES = 1 << 26
+"""Edges that are followed to find the lengths of matches."""
+_MAX_TABLE_ENTRIES = 1 << 22
 """States times token classes."""
 
 
@@ -101,7 +94,7 @@ class TokenDFA:
         """The numbers of tokens, up to `max_length`, that a match from `state` can have; and whether longer
         matches may exist."""
         here = np.arange(len(self.transitions)) == state
-        found, work = list[int](), WorkBudget(self.subject, _MAX_BYTE_STEPS)
+        found, work = list[int](), WorkBudget(self.subject, _MAX_EDGES)
         for length in range(1, max_length + 1):
             work.spend(len(self.edges[0]))
             cooperative_yield()
@@ -115,99 +108,51 @@ class TokenDFA:
 
 def _build_token_dfa(structure: Structure, tokenizer: BaseTokenizer) -> TokenDFA:
     by_bytes, subject = byte_dfa(structure.expression()), structure.subject
-    inside, first = _sorted_token_bytes(tokenizer)
-    steps, pairs = WorkBudget(subject, _MAX_BYTE_STEPS), WorkBudget(subject, _MAX_STATE_TOKEN_PAIRS)
-    number = {DEAD_STATE: DEAD_STATE, START_STATE: START_STATE} | ({} if first is inside else {_TEXT_START: 2})
-    rows, todo = list[tuple[IntArray, IntArray]](), list(number)[1:]
-    for state in todo:
-        if state == _TEXT_START:
-            tokens, reached = first.run(by_bytes, START_STATE, steps)
-        else:
-            tokens, reached = inside.run(by_bytes, state, steps)
-        pairs.spend(len(tokens))
-        for new in np.unique(reached).tolist():
-            if new not in number:
-                number[new] = len(number)
-                todo.append(new)
-        rows.append((tokens, reached))
-    own = np.zeros(len(by_bytes.transitions), dtype=np.int64)
-    own[[state for state in number if state != _TEXT_START]] = [
-        own for state, own in number.items() if state != _TEXT_START
-    ]
-    accepting = np.array([state != _TEXT_START and by_bytes.accepting[state] for state in number])
-    rows = [(tokens, own[reached]) for tokens, reached in rows]
-    table, edges, classes = _merge_token_classes(rows, tokenizer.vocab_size, WorkBudget(subject, _MAX_TABLE_ENTRIES))
-    return TokenDFA(subject, table, accepting, edges, classes, START_STATE, number.get(_TEXT_START, START_STATE))
+    inside, first = token_tries(tokenizer)
+    kinds, functions = inside.functions(by_bytes, subject)
+    begun: IntArray | None = None
+    if first is not inside:  # some tokenizers decode tokens at the beginning of a text differently
+        first_kinds, first_functions = first.functions(by_bytes, subject)
+        begun = first_functions[:, START_STATE][first_kinds]  # [V]: the state after each token there
+    used, kinds = np.unique(np.append(kinds, DEAD_STATE), return_inverse=True)
+    functions, kinds = functions[used], kinds.reshape(-1)[:-1]
+    states = _reached(functions, [START_STATE] if begun is None else [START_STATE, *np.unique(begun).tolist()])
+    WorkBudget(subject, _MAX_TABLE_ENTRIES).spend(len(states) * len(functions))
+    number = np.zeros(len(by_bytes.accepting), dtype=np.int32)
+    number[states] = np.arange(len(states))
+    table, accepting = number[functions[:, states]], by_bytes.accepting[states]
+    classes = group_equal_rows(table)
+    table, kinds = table[np.unique(classes, return_index=True)[1]], classes[kinds].astype(np.int64)
+    start = START_STATE
+    if begun is not None:  # one more state, for a hole at the beginning, which no token leads to
+        start = len(states)
+        pairs = np.append(kinds * start + number[begun], DEAD_STATE)
+        found, inverse = np.unique(pairs, return_inverse=True)
+        table, kinds = np.column_stack([table[found // start], found % start]), inverse.reshape(-1)[:-1]
+        accepting = np.append(accepting, False)
+    table = np.ascontiguousarray(table.T, dtype=np.int32)
+    return TokenDFA(subject, table, accepting, _edges(table), kinds, START_STATE, start)
+
+
+def _reached(functions: IntArray, starts: list[int]) -> IntArray:
+    """The dead state, and those that are reached from these by tokens; they are rows [K, S] of states."""
+    reached = np.zeros(functions.shape[1], dtype=np.bool_)
+    reached[DEAD_STATE] = True
+    new = np.array(starts)
+    while len(new):
+        reached[new] = True
+        cooperative_yield()
+        new = np.unique(functions[:, new])
+        new = new[~reached[new]]
+    return np.flatnonzero(reached)
+
+
+def _edges(table: IntArray) -> tuple[IntArray, IntArray]:
+    """The pairs of states such that some class leads from the first to the second."""
+    targets = [np.unique(row) for row in table]
+    targets = [row[row != DEAD_STATE].astype(np.int64) for row in targets]
+    return np.repeat(np.arange(len(table)), [len(row) for row in targets]), np.concatenate(targets)
 
 
 TOKEN_DFA_CACHE = LRUCache[TokenDFA](1 << 26)
 """Automata by (structure, tokenizer), up to 64 MiB."""
-
-
-class _SortedTokenBytes:
-    """The bytes of all tokens, sorted: tokens with the same first byte are contiguous."""
-
-    def __init__(self, token_bytes: Sequence[bytes | None]) -> None:
-        texts = sorted((text, token) for token, text in enumerate(token_bytes) if text is not None)
-        self.tokens = np.array([token for _, token in texts], dtype=np.int64)
-        self.lengths = np.array([len(text) for text, _ in texts], dtype=np.int64)
-        longest = int(self.lengths.max(initial=1))
-        padded = b"".join(text.ljust(longest, b"\0") for text, _ in texts)
-        self.bytes = np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), longest).T.copy()
-        self.num_empty = int((self.lengths == 0).sum())
-        bounds = np.searchsorted(self.bytes[0, self.num_empty :], np.arange(257)) + self.num_empty
-        self.by_first_byte = [np.arange(first, last) for first, last in itertools.pairwise(bounds.tolist())]
-
-    def run(self, dfa: ByteDFA, start: int, budget: WorkBudget) -> tuple[IntArray, IntArray]:
-        """The tokens that can be read from the state `start` without reaching the dead state, and their end states."""
-        table = dfa.transitions
-        ended = [(np.arange(self.num_empty), np.full(self.num_empty, start))]
-        tokens = np.concatenate(
-            [self.by_first_byte[byte] for byte in np.flatnonzero(table[start])] or [ended[0][0][:0]]
-        )
-        state = table[start, self.bytes[0, tokens]]
-        for index in range(1, len(self.bytes)):
-            budget.spend(64 + len(tokens))
-            more = self.lengths[tokens] > index
-            ended.append((tokens[~more], state[~more]))
-            tokens = tokens[more]
-            state = table[state[more], self.bytes[index, tokens]]
-            alive = state != DEAD_STATE
-            tokens, state = tokens[alive], state[alive]
-            if len(tokens) == 0:
-                break
-        ended.append((tokens, state))
-        reached = np.concatenate([state for _, state in ended]).astype(np.int64)
-        tokens = self.tokens[np.concatenate([tokens for tokens, _ in ended])]
-        return tokens.astype(np.int32), reached.astype(np.int32)
-
-
-@lru_cache(maxsize=8)
-def _sorted_token_bytes(tokenizer: BaseTokenizer) -> tuple[_SortedTokenBytes, _SortedTokenBytes]:
-    """The bytes of tokens inside a text, and at its beginning; one object for both if they are equal."""
-    bytes_of = token_bytes(tokenizer)
-    inside = _SortedTokenBytes(bytes_of.inside)
-    return inside, inside if bytes_of.at_start == bytes_of.inside else _SortedTokenBytes(bytes_of.at_start)
-
-
-def _merge_token_classes(
-    transitions: list[tuple[IntArray, IntArray]], vocab_size: int, budget: WorkBudget
-) -> tuple[IntArray, tuple[IntArray, IntArray], IntArray]:
-    """The transitions [S, K], edges and token classes [V], given the allowed tokens of each state from 1 on, and
-    the states that they lead to."""
-    states = len(transitions) + 1
-    kind, kinds = np.zeros(vocab_size + 1, dtype=np.int64), 1  # an extra token that is allowed nowhere: class 0 exists
-    for tokens, reached in transitions:
-        _, new = np.unique(kind[tokens] * states + reached, return_inverse=True)
-        kind[tokens] = kinds + new
-        kinds += int(new.max(initial=-1)) + 1
-    found, classes = np.unique(kind, return_inverse=True)
-    classes = classes.reshape(-1)[:vocab_size]
-    budget.spend(states * len(found))
-    table = np.zeros((states, len(found)), dtype=np.int64)
-    targets = [np.zeros(0, dtype=np.int64)]
-    for state, (tokens, reached) in enumerate(transitions, start=1):
-        table[state, classes[tokens]] = reached
-        targets.append(np.unique(table[state])[1:] if len(tokens) else targets[0])
-    sources = np.repeat(np.arange(states), [len(each) for each in targets])
-    return table, (sources, np.concatenate(targets)), classes

@@ -203,6 +203,8 @@ class _Compiler:
 
     def _string(self, schema: Mapping[str, Any], place: str) -> Node:
         least, most = _counts(schema, "Length", place)
+        if most is not None and most < least:
+            return Alternation(())
         contents: list[Node] = []
         if "pattern" in schema:
             pattern = _typed(schema, "pattern", str, "a regular expression", place)
@@ -231,7 +233,8 @@ class _Compiler:
         if most is not None and most < least:
             return Alternation(())
         # Fewer items than there are in `prefixItems`, then all of these and more.
-        shorter = [text.array_of(first[:count]) for count in range(least, min(len(first), (most or len(first)) + 1))]
+        lengths = range(least, len(first) if most is None else min(len(first), most + 1))
+        shorter = [text.array_of(first[:count]) for count in lengths]
         if most is not None and most < len(first):
             return Alternation(tuple(shorter))
         needed = first + [item] * (least - len(first))
