@@ -26,6 +26,7 @@ FAMILIES = {
     "sdar_tiny": "sdar",
     "duo_tiny": "duo",
     "sedd_tiny": "sedd",
+    "sedd_uniform_tiny": "sedd",
     "mdlm_tiny": "mdlm",
     "bd3lm_tiny": "bd3lm",
     "llada_tiny": "llada",

@@ -142,10 +142,13 @@ class Service:
             served = ServedClassifier(model) if isinstance(model, Classifier) else model
             if served.tokenizer is None:
                 raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
-            if isinstance(model, LanguageModel) and model.denoiser.process.is_continuous:
+            process = model.denoiser.process if isinstance(model, LanguageModel) else None
+            if process is not None and (process.is_continuous or process.predicts_ratios):
+                joined = "steps a server cannot join with those of other requests"
+                why = "log-probabilities a server cannot tell" if process.predicts_ratios else joined
                 raise ValueError(
-                    f"the model {self.name} writes text by {model.denoiser.process.title}, whose steps a server cannot"
-                    " join with those of other requests: take `unmask sample` or `unmask complete`"
+                    f"the model {self.name} writes text by {process.title}, whose {why}: take `unmask sample` or"
+                    " `unmask complete`"
                 )
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
