@@ -284,7 +284,13 @@ class Service:
         params = SamplingParams(request.temperature, request.top_k, request.top_p) if is_given else None
         # Only names of the tables: a client must not make the server import "package.module:Name".
         lookup(request.sampler, dict.fromkeys(("default", *SAMPLERS, *self.samplers)), "sampler")
+        options = request.sampler_options
+        self.limits.check("steps", options.get("max_post_steps", 0))
         if request.sampler in self.samplers:
+            for option in options:
+                raise ValueError(
+                    f"the sampler {request.sampler} is this server's own, and has no {option}: leave it out"
+                )
             sampler = _with_steps(self.samplers[request.sampler], request.steps)
             return sampler if params is None else sampler.with_params(params, request.sampler)
         return make_sampler(
@@ -295,6 +301,7 @@ class Service:
             block_size=request.block_size,
             sub_block_size=request.sub_block_size,
             cache=request.cache,
+            **options,
         )
 
     async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:
