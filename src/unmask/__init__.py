@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.mlm import MLM as MLM
     from unmask.objectives.next_token import NextToken as NextToken
     from unmask.objectives.sedd import SEDD as SEDD
+    from unmask.objectives.sedd import UniformSEDD as UniformSEDD
     from unmask.objectives.uniform_diffusion import UniformDiffusion as UniformDiffusion
     from unmask.pretrained import load as load
     from unmask.pretrained import save as save
@@ -80,6 +81,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.sampling.joint_threshold import JointThreshold as JointThreshold
     from unmask.sampling.remdm import ReMDM as ReMDM
     from unmask.sampling.semi_autoregressive import SemiAutoregressive as SemiAutoregressive
+    from unmask.sampling.uniform import RatioAncestral as RatioAncestral
     from unmask.sampling.uniform import UniformAncestral as UniformAncestral
     from unmask.types import Batch as Batch
     from unmask.types import Vocab as Vocab

@@ -13,6 +13,7 @@ import pytest
 import unmask
 from unmask.pretrained.formats import FORMATS
 from unmask.pretrained.state_dict import LazyTensor
+from unmask.sampling.factory import make_sampler
 
 Command = Callable[..., Any]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -26,6 +27,7 @@ FAMILIES = {
     "sdar_tiny": "sdar",
     "duo_tiny": "duo",
     "sedd_tiny": "sedd",
+    "sedd_uniform_tiny": "sedd",
     "mdlm_tiny": "mdlm",
     "bd3lm_tiny": "bd3lm",
     "llada_tiny": "llada",
@@ -71,6 +73,36 @@ def test_commands(folder: Path, command: Command, tmp_path: Path) -> None:
         out = run("export", model, str(tmp_path / name), *options)
         again = run("infill", out, "1 2 <mask:3> 4", "--json", "--dtype", "float32")
         assert again["tokens"] == filled["tokens"], name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("confidence", {"stop_entropy": 6.0, "stable_steps": 1, "measure": "margin"}),
+        ("threshold", {"threshold": 0.02, "min_tokens": 2}),
+        ("joint-threshold", {"threshold": 0.02, "edit_threshold": 0.03, "max_post_steps": 3}),
+        ("factor", {"factor": 30.0}),
+        ("entropy-bounded", {"entropy_bound": 4.0}),
+    ],
+)
+def test_options_of_samplers(name: str, options: dict[str, Any], command: Command, tmp_path: Path) -> None:
+    """By flags, and in a line of a file of requests."""
+    folder, template = str(GOLDEN / "llada_moe_tiny"), "1 2 <mask:16> 4"
+    lm = unmask.load(folder)
+    cold = unmask.SamplingParams(temperature=0)
+    own, plain = (make_sampler(lm.denoiser, name, None, cold, block_size=8, **some) for some in (options, {}))
+    expected = lm.infill(template, sampler=own, seed=0)
+    assert expected.nfe < lm.infill(template, sampler=plain, seed=0).nfe
+    flags = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    blocks = ("--sampler", name, "--block-size", "8", "--temperature", "0", "--dtype", "float32")
+    done = command("infill", folder, template, *blocks, *flags, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["tokens"] == expected.ids
+    (tmp_path / "in.jsonl").write_text(json.dumps({"template": template, **options}) + "\n")
+    files = ("--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl"))
+    done = command("infill", folder, *files, *blocks)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "out.jsonl").read_text())["results"][0]["text"] == expected.text
 
 
 def test_every_family_is_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import math
 import os
@@ -180,22 +181,48 @@ def test_other_commands_do_not_import_the_harness(tmp_path: Path) -> None:
     assert run_program(program).returncode == 0
 
 
+def install_wheel(folder: Path) -> Path:
+    """A folder into which the wheel of this tree is installed, without what it depends on."""
+    pip = [sys.executable, "-m", "pip"]
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "wheel"), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    if done.returncode != 0 and "hatchling" in done.stderr:
+        pytest.skip("hatchling, which builds the wheel, is not installed and cannot be downloaded")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (folder / "wheel").iterdir()
+    site = folder / "site"
+    subprocess.run(
+        [*pip, "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True
+    )
+    return site
+
+
+@pytest.mark.slow
+def test_a_wheel_has_all_that_the_package_reads(tmp_path: Path) -> None:
+    """Every file of the package but compiled ones, the module for the harness, and the entry points."""
+    site = install_wheel(tmp_path)
+    for package in ("unmask", "unmask_lm_eval.py"):
+        source = ROOT / "src" / package
+        files = [source] if source.is_file() else [each for each in source.rglob("*") if each.is_file()]
+        names = {str(each.relative_to(ROOT / "src")) for each in files if "__pycache__" not in each.parts}
+        assert {name for name in names if not (site / name).is_file()} == set()
+    (metadata,) = site.glob("unmask-*.dist-info")
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    written = configparser.ConfigParser()
+    written.read(metadata / "entry_points.txt")
+    groups = {**stated["entry-points"], "console_scripts": stated["scripts"]}
+    assert {group: dict(written[group]) for group in written.sections()} == groups
+
+
 @pytest.mark.slow
 def test_the_command_of_the_harness(letters: str, tasks: Path, tmp_path: Path) -> None:
-    """`lm_eval --model unmask` as it is installed, with the entry points of pyproject.toml."""
-    entry_points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch.backends"]
-    package = tmp_path / "unmask_of_this_tree-0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: unmask-of-this-tree\nVersion: 0\n")
-    lines = [f"{name} = {target}\n" for name, target in entry_points.items()]
-    (package / "entry_points.txt").write_text("".join(["[torch.backends]\n", *lines]))
+    """`lm_eval --model unmask` where nothing but a wheel is installed, and not this tree."""
+    site = install_wheel(tmp_path)
     words = [str(Path(sys.executable).with_name("lm_eval")), "--model", "unmask", "--batch_size", "4"]
     words += ["--model_args", f"pretrained={letters},mc_num=32", "--tasks", "tiny_choices,tiny_answer"]
     words += ["--include_path", str(tasks), "--output_path", str(tmp_path / "out.json")]
-    paths = os.pathsep.join([str(tmp_path), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300, cwd=tmp_path
-    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "|tiny_choices|" in done.stdout
     (written,) = tmp_path.rglob("out*.json")

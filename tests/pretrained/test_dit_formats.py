@@ -17,10 +17,10 @@ import unmask
 from unmask import LanguageModel
 from unmask.diffusion.schedule import Geometric, LogLinear
 from unmask.model import ModelConfig
-from unmask.objectives import SEDD, UniformDiffusion
+from unmask.objectives import SEDD, UniformDiffusion, UniformSEDD
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = ("duo_tiny", "sedd_tiny")
+FAMILIES = ("duo_tiny", "sedd_tiny", "sedd_uniform_tiny")
 
 
 def expected(family: str) -> dict[str, Tensor]:
@@ -60,11 +60,11 @@ def test_duos_bound() -> None:
     objective = lm.objective
     assert isinstance(objective, UniformDiffusion)
     log_x = log_probs(lm, golden["xt"], golden["t"]).flatten(0, 1)
-    _, alpha, rate = objective._noise_level(golden["t"].double()[:, None])
+    _, alpha, rate = objective.noise_level(golden["t"].double()[:, None])
     alpha, rate = (each.expand(golden["xt"].shape).flatten() for each in (alpha, rate))
-    nats = objective._ratio_divergence(golden["xt"].flatten(), golden["x0"].flatten(), log_x, alpha, rate, lm.vocab)
+    nats = objective.nats(golden["xt"].flatten(), golden["x0"].flatten(), log_x, alpha, rate, lm.vocab)
     torch.testing.assert_close(nats.float(), golden["nelbo"].flatten(), atol=1e-5, rtol=1e-4)
-    assert 0 < objective._prior_kl(lm.vocab) < 0.001
+    assert 0 < objective.prior_kl(lm.vocab) < 0.001
 
 
 def test_sedd() -> None:
@@ -91,6 +91,28 @@ def test_sedds_scores_and_score_entropy() -> None:
     torch.testing.assert_close(entropy.float(), golden["score_entropy"], atol=1e-5, rtol=1e-4)
 
 
+def test_sedd_on_uniform_noise() -> None:
+    """Its scores are those of the last layer, and its score entropy is the integrand of uniform diffusion's bound."""
+    lm, golden = unmask.load(GOLDEN / "sedd_uniform_tiny"), expected("sedd_uniform_tiny")
+    objective, sigma = lm.objective, golden["sigma"]
+    assert objective == UniformSEDD(schedule=Geometric(1e-4, 20.0))
+    assert (lm.vocab.size, lm.vocab.mask_id) == (61, 60)
+    raw = logits(lm, golden["x"], sigma)[..., :60]
+    torch.testing.assert_close(raw, golden["raw"], atol=1e-4, rtol=0)
+    assert isinstance(objective, UniformSEDD)
+    t = objective.schedule.inverse(torch.exp(-sigma.double()))
+    pi, alpha = objective.noise.pi(lm.vocab), torch.exp(-sigma.double())[:, None].expand(golden["x"].shape)
+    rows = log_probs(lm, golden["x"], t).flatten(0, 1)
+    ratios = objective.log_ratios(golden["x"].flatten(), rows.double(), pi, alpha.reshape(-1, 1))
+    torch.testing.assert_close(ratios[:, :60].float(), golden["log_score"].flatten(0, 1), atol=1e-4, rtol=0)
+    rows = log_probs(lm, golden["xt"], t).flatten(0, 1)
+    pair = golden["xt"].flatten(), golden["x0"].flatten()
+    nats = objective.nats(*pair, rows, alpha.flatten(), torch.ones_like(alpha).flatten(), lm.vocab).view(4, -1)
+    # At little noise the published code takes 1 - V/(e^sigma - 1 + V), of which float32 leaves three digits.
+    torch.testing.assert_close(nats[1:].float(), golden["score_entropy"][1:], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(nats[:1].float(), golden["score_entropy"][:1], atol=1e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_round_trip(family: str, tmp_path: Path) -> None:
     """Tensors and settings as they were, and the same network."""
@@ -115,6 +137,14 @@ def test_they_write_texts_and_score_them(family: str) -> None:
     score = lm.score(drawn, draws=16)
     assert math.isfinite(score.nats)
     assert score.standard_error > 0
+
+
+def test_ratios_are_no_predictions_of_clean_tokens() -> None:
+    lm = unmask.load(GOLDEN / "sedd_uniform_tiny")
+    with pytest.raises(ValueError, match="guidance changes predicted tokens, and ratios of uniform noise predict none"):
+        lm.sample(1, 8, guidance=unmask.Guidance(cfg_scale=1.0))
+    with pytest.raises(ValueError, match="this sampler is for uniform noise, and the model was trained for ratios of"):
+        lm.sample(1, 8, sampler=unmask.UniformAncestral(4))
 
 
 def test_a_network_that_is_not_told_sigma_is_written_too(tmp_path: Path) -> None:
@@ -150,16 +180,11 @@ def test_sdtt_is_mdlm_with_other_names(prefix: str, tmp_path: Path) -> None:
         unmask.load(folder)
 
 
-def test_scores_of_uniform_noise_are_refused() -> None:
-    """No such weights are published, and no objective here has scores that are not normalised: `sedd_uniform_tiny` is
-    read no further than its config."""
-    with pytest.raises(ValueError, match=r"\(graph\): config.json has type = 'uniform', but only 'absorb'"):
-        unmask.load(GOLDEN / "sedd_uniform_tiny")
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"graph": {"type": "roulette"}}, r"\(graph\): config.json has type = 'roulette'"),
+        ({"graph": {"type": "uniform"}}, r"\(model\): config.json has scale_by_sigma = True"),
         ({"noise": {"type": "cosine"}}, r"\(noise\): config.json has type = 'cosine'"),
         ({"noise": {"type": "geometric", "sigma_min": "x", "sigma_max": 2}}, "needs sigma_min < sigma_max"),
         ({"model": 3}, "needs 'model', the settings of SEDD's model; got 3"),

@@ -92,6 +92,25 @@ def test_entropy_bound_holds_at_every_step_and_is_used(bound: float) -> None:
         z = written[0]
 
 
+@pytest.mark.parametrize(("nats", "stable"), [(1.5, 1), (1.5, 2), (1.2, 1), (1e-9, 1)])
+def test_what_does_not_change_and_is_sure_is_written_at_once(nats: float, stable: int) -> None:
+    """All of it, once the same tokens were predicted `stable` times again with a mean entropy below the bound."""
+    sampler = Confidence(LENGTH, params=COLD, stop_entropy=nats, stable_steps=stable)
+    z, before, same, calls = torch.full((LENGTH,), MASK), torch.full((LENGTH,), -1), 0, 0
+    z[3], stopped = 1, False
+    for written in sampler.run(MODEL, Canvas(z[None].clone(), (0,))):
+        holes, p = (z == MASK).nonzero()[:, 0], ask(z)
+        best = p.argmax(-1)
+        same = same + 1 if torch.equal(before[holes], best) else 0
+        before[holes], calls = best, calls + 1
+        stopped = same >= stable and float(_entropy(p.log()).mean()) < nats
+        chosen = torch.arange(len(holes)) if stopped else p.max(-1).values.topk(1).indices
+        z[holes[chosen]] = best[chosen]
+        assert torch.equal(z, written[0])
+    assert (calls < LENGTH - 1) == (nats > 1e-9)
+    assert MASK not in z
+
+
 def test_noise_decides_between_equals() -> None:
     """On a blank canvas all positions are equally sure: rows must not all start at the same place."""
     canvas = Canvas(torch.full((60, LENGTH), MASK), tuple(range(60)))

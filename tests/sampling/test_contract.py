@@ -85,6 +85,10 @@ def test_seeds_decide(sampler: Sampler, objective: Objective) -> None:
 @pytest.mark.parametrize(("sampler", "objective"), PAIRS)
 def test_every_sampler_heeds_its_choice(sampler: Sampler, objective: Objective) -> None:
     """With top_k = 1, as with temperature 0, the most probable token is written; else others, too."""
+    if sampler.inner is None and not hasattr(sampler, "params"):
+        with pytest.raises(ValueError, match="has no temperature, top_k or top_p: leave them out"):
+            sampler.with_params(SamplingParams(top_k=1), type(sampler).__name__)
+        return
 
     def chosen(choice: SamplingParams) -> torch.Tensor:
         if isinstance(sampler, SemiAutoregressive | Blockwise):

@@ -103,6 +103,40 @@ def _with_sub_blocks(lm: LanguageModel, size: int) -> Sampler:
     return make_sampler(lm.denoiser, block_size=_block_size(lm), sub_block_size=size)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("confidence", {"stop_entropy": 5.0, "stable_steps": 2, "measure": "margin", "block_size": 8, "steps": 8}),
+        ("threshold", {"threshold": 0.02}),
+        ("joint-threshold", {"threshold": 0.02, "edit_threshold": 0.03, "max_post_steps": 3}),
+        ("factor", {"factor": 30.0}),
+        ("entropy-bounded", {"entropy_bound": 5.0}),
+    ],
+)
+def test_a_sampler_heeds_its_options(name: str, options: dict[str, Any]) -> None:
+    lm = language_model()
+    asked = {"template": "a<mask:20>b", "seed": 3}
+    alone = lm.infill(asked["template"], sampler=make_sampler(lm.denoiser, name, **options), seed=3)
+    plain = lm.infill(asked["template"], sampler=make_sampler(lm.denoiser, name, options.get("steps")), seed=3)
+    assert alone.nfe != plain.nfe  # the options do something
+    with live_server(lm) as served:
+        answer = served.post("/v1/infill", **asked, sampler=name, **options).json()
+        assert answer["results"][0]["text"] == alone.text
+        refused = served.post("/v1/infill", **asked, sampler="ancestral", **options)
+        assert refused.status_code == 400
+        assert "sampler 'ancestral' has no " in refused.json()["error"]["message"]
+
+
+def test_options_of_samplers_are_within_limits() -> None:
+    with live_server(language_model()) as served:
+        for wrong in ({"threshold": 1.5}, {"stop_entropy": 0}, {"measure": "luck", "sampler": "confidence"}):
+            refused = served.post("/v1/infill", template="a<mask:3>", **{"sampler": "threshold", **wrong})
+            assert 400 <= refused.status_code < 500, wrong
+        many = {"sampler": "joint-threshold", "max_post_steps": 10**9}
+        refused = served.post("/v1/infill", template="a<mask:3>", **many)
+        assert "this server allows steps up to" in refused.json()["error"]["message"]
+
+
 def test_what_cannot_be_written_in_blocks_is_said() -> None:
     with live_server(language_model()) as served:
         refused = served.post("/v1/infill", template="a<mask:3>", cache="dual")

@@ -52,6 +52,15 @@ class _GenerationRequest:
     block_size: int | None = None
     sub_block_size: int | None = None
     cache: str | None = None
+    measure: str | None = None
+    threshold: float | None = None
+    min_tokens: int | None = None
+    edit_threshold: float | None = None
+    max_post_steps: int | None = None
+    stop_entropy: float | None = None
+    stable_steps: int | None = None
+    factor: float | None = None
+    entropy_bound: float | None = None
     cfg_scale: float | None = None
     regex: str | tuple[str | None, ...] | None = None
     response_format: str | None = None

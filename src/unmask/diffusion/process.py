@@ -37,6 +37,9 @@ class Process(ABC):
     """The sampler that reverses the process as it is defined: its name in a table, or package.module:Name."""
     is_continuous: ClassVar[bool] = False
     """Whether the noisy text is vectors instead of tokens, which guidance and servers cannot change or join."""
+    predicts_ratios: ClassVar[bool] = False
+    """Whether a network's rows are the logarithms of p(z with v)/p(z), and not those of the clean token's distribution,
+    which guidance changes and servers report."""
     is_left_to_right: ClassVar[bool] = False
     """Whether there is no noise: tokens depend on those before them only, and likelihoods are exact."""
     has_masks: ClassVar[bool] = False
@@ -138,6 +141,31 @@ class UniformNoise(NoiseProcess):
         share = (uniform / (1 - alpha)).nan_to_num()
         token = (share * (vocab.size - 1)).long().clamp(max=vocab.size - 2)
         return torch.where(uniform < 1 - alpha, token + (token >= vocab.mask_id), x)
+
+
+@dataclass(frozen=True)
+class UniformRatios(NoiseProcess):
+    """The same noise, for networks that estimate how likely noisy texts are: p(z with v)/p(z) at every position."""
+
+    title = "ratios of uniform noise"
+    default_sampler = "ratio-ancestral"
+    predicts_ratios = True
+
+    schedule: Schedule = LogLinear()
+    """The probability alpha(t) that a token is not replaced."""
+
+    @property
+    def inner(self) -> UniformNoise:
+        """The noise."""
+        return UniformNoise(self.schedule)
+
+    def pi(self, vocab: Vocab) -> Float64[Tensor, " V"]:
+        return self.inner.pi(vocab)
+
+    def corrupt(
+        self, x: Int[Tensor, "B L"], alpha: Float[Tensor, " B #L"], uniform: Float[Tensor, "B L"], vocab: Vocab
+    ) -> Int[Tensor, "B L"]:
+        return self.inner.corrupt(x, alpha, uniform, vocab)
 
 
 @dataclass(frozen=True)

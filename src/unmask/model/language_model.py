@@ -390,8 +390,11 @@ class LanguageModel(ChatMethods):
         guidance: GuidanceFn | None = None,
     ) -> Iterable[Tokens]:
         """The canvas after each step, with calls of `denoiser`: the model's own, or a wrapper around it."""
-        if guidance is not None and denoiser.process.is_continuous:
-            raise ValueError(f"guidance changes noisy tokens, and {denoiser.process.title} has none: leave it out")
+        process = denoiser.process
+        if guidance is not None and process.is_continuous:
+            raise ValueError(f"guidance changes noisy tokens, and {process.title} has none: leave it out")
+        if guidance is not None and process.predicts_ratios:
+            raise ValueError(f"guidance changes predicted tokens, and {process.title} predict none: leave it out")
         if self._needs_ragged(sampler, canvas.tokens.shape[1], valid):
             return self._checked(sample_ragged(denoiser, canvas, sampler, valid, self._window_guidance(guidance)))
         padded: DenoiserLike = denoiser if valid is None else PaddedDenoiser(denoiser, valid)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.mlm import MLM as MLM
     from unmask.objectives.next_token import NextToken as NextToken
     from unmask.objectives.sedd import SEDD as SEDD
+    from unmask.objectives.sedd import UniformSEDD as UniformSEDD
     from unmask.objectives.uniform_diffusion import UniformDiffusion as UniformDiffusion
 
 OBJECTIVES: Family[Objective] = Family(
@@ -24,6 +25,7 @@ OBJECTIVES: Family[Objective] = Family(
         "d3pm": "unmask.objectives.d3pm:D3PM",
         "sedd": "unmask.objectives.sedd:SEDD",
         "uniform": "unmask.objectives.uniform_diffusion:UniformDiffusion",
+        "uniform-sedd": "unmask.objectives.sedd:UniformSEDD",
         "ar": "unmask.objectives.next_token:NextToken",
         "block": "unmask.objectives.block_diffusion:BlockDiffusion",
         "genmd4": "unmask.objectives.genmd4:GenMD4",

@@ -24,6 +24,7 @@ from unmask.diffusion.process import (
     PerTokenMasking,
     Process,
     UniformNoise,
+    UniformRatios,
 )
 from unmask.model import LanguageModel
 from unmask.objectives.base import Objective
@@ -117,6 +118,12 @@ _MODEL_KINDS: dict[type[Process], _ModelKind] = {
         "uniform-diffusion",
         "text-generation",
         "It turns random tokens into text, all positions in parallel.",
+    ),
+    UniformRatios: _ModelKind(
+        "Uniform diffusion language model with ratios (SEDD)",
+        "uniform-diffusion",
+        "text-generation",
+        "It turns random tokens into text, all positions in parallel, by how likely other tokens would be.",
     ),
     PerTokenMasking: _ModelKind(
         "Masked diffusion language model with learned schedules",

@@ -90,6 +90,8 @@ def _graph_description(denoiser: Denoiser) -> str:
     output = "log_x[b, l] is the log-probabilities of the clean token at position l of sequence b"
     if isinstance(denoiser.process, LeftToRight):
         return f"{output}, if tokens are the text shifted right by one position, after the mask id{time}."
+    if denoiser.process.predicts_ratios:
+        return f"log_x[b, l, v] is log p(tokens with v at l)/p(tokens){time}; to be read as 0 for the present token."
     total = "they sum to one" if denoiser.normalized else "the rest to one is the probability of staying masked"
     return f"{output}, given tokens with the mask id at masked positions{time}; {total}."
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.sampling.joint_threshold import JointThreshold as JointThreshold
     from unmask.sampling.remdm import ReMDM as ReMDM
     from unmask.sampling.semi_autoregressive import SemiAutoregressive as SemiAutoregressive
+    from unmask.sampling.uniform import RatioAncestral as RatioAncestral
     from unmask.sampling.uniform import UniformAncestral as UniformAncestral
 
 SAMPLERS: Family[Sampler] = Family(
@@ -48,6 +49,7 @@ PROCESS_SAMPLERS: Family[Sampler] = Family(
         "blockwise": "unmask.sampling.blockwise:Blockwise",
         "semi-autoregressive": "unmask.sampling.semi_autoregressive:SemiAutoregressive",
         "uniform-ancestral": "unmask.sampling.uniform:UniformAncestral",
+        "ratio-ancestral": "unmask.sampling.uniform:RatioAncestral",
     },
     extends=SAMPLERS,
 )

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from unmask.guidance.structure.structure import Structure
 from unmask.sampling.blockwise import CACHE_POLICIES
 from unmask.serve._compat import field_error, normalize_fields
+from unmask.serve._sampler_options import SamplerOptions
 
 MAX_STOPS = 64
 _SEED_MODULUS = 2**62
@@ -41,7 +42,7 @@ def _none_if(*values: int) -> BeforeValidator:
     return BeforeValidator(lambda value: None if type(value) is int and value in values else value)
 
 
-class GenerationRequest(_StrictRequest):
+class GenerationRequest(_StrictRequest, SamplerOptions):
     """Options of all requests that generate tokens."""
 
     n: int = Field(1, ge=1, description="The number of candidates.")

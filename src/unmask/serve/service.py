@@ -142,10 +142,13 @@ class Service:
             served = ServedClassifier(model) if isinstance(model, Classifier) else model
             if served.tokenizer is None:
                 raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
-            if isinstance(model, LanguageModel) and model.denoiser.process.is_continuous:
+            process = model.denoiser.process if isinstance(model, LanguageModel) else None
+            if process is not None and (process.is_continuous or process.predicts_ratios):
+                joined = "steps a server cannot join with those of other requests"
+                why = "log-probabilities a server cannot tell" if process.predicts_ratios else joined
                 raise ValueError(
-                    f"the model {self.name} writes text by {model.denoiser.process.title}, whose steps a server cannot"
-                    " join with those of other requests: take `unmask sample` or `unmask complete`"
+                    f"the model {self.name} writes text by {process.title}, whose {why}: take `unmask sample` or"
+                    " `unmask complete`"
                 )
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
@@ -281,7 +284,13 @@ class Service:
         params = SamplingParams(request.temperature, request.top_k, request.top_p) if is_given else None
         # Only names of the tables: a client must not make the server import "package.module:Name".
         lookup(request.sampler, dict.fromkeys(("default", *SAMPLERS, *self.samplers)), "sampler")
+        options = request.sampler_options
+        self.limits.check("steps", options.get("max_post_steps", 0))
         if request.sampler in self.samplers:
+            for option in options:
+                raise ValueError(
+                    f"the sampler {request.sampler} is this server's own, and has no {option}: leave it out"
+                )
             sampler = _with_steps(self.samplers[request.sampler], request.steps)
             return sampler if params is None else sampler.with_params(params, request.sampler)
         return make_sampler(
@@ -292,6 +301,7 @@ class Service:
             block_size=request.block_size,
             sub_block_size=request.sub_block_size,
             cache=request.cache,
+            **options,
         )
 
     async def guidance(self, request: GenerationRequest, deadline: float) -> Guidance | None:

@@ -13,6 +13,7 @@ const SAMPLERS = {
   autoregressive: ["from left to right, one token after the other", false],
   blockwise: ["block after block, from left to right; the steps are those of a block", true],
   "uniform-ancestral": ["all holes are written in every step, and corrected in the next", true],
+  "ratio-ancestral": ["all holes are written in every step, and corrected in the next", true],
 };
 
 export function samplerHelp(name, defaultSampler) {
