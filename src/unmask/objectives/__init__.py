@@ -27,6 +27,7 @@ OBJECTIVES: Family[Objective] = Family(
         "ar": "unmask.objectives.next_token:NextToken",
         "block": "unmask.objectives.block_diffusion:BlockDiffusion",
         "genmd4": "unmask.objectives.genmd4:GenMD4",
+        "flexmdm": "unmask.objectives.flexmdm:FlexMDM",
         "mlm": "unmask.objectives.mlm:MLM",
     },
 )
