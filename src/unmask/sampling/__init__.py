@@ -45,6 +45,7 @@ PROCESS_SAMPLERS: Family[Sampler] = Family(
     "unmask.sampling.base:Sampler",
     {
         "autoregressive": "unmask.sampling.autoregressive:Autoregressive",
+        "insertion": "unmask.sampling.insertion:Insertion",
         "blockwise": "unmask.sampling.blockwise:Blockwise",
         "semi-autoregressive": "unmask.sampling.semi_autoregressive:SemiAutoregressive",
         "uniform-ancestral": "unmask.sampling.uniform:UniformAncestral",
