@@ -1,4 +1,4 @@
-"""A world of texts of all lengths, small enough to enumerate: two tokens and the mask, texts of at most three tokens."""
+"""Texts of all lengths in a world small enough to enumerate: two tokens and the mask, at most three of them."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import tiny_models
 from text_oracle import LONGEST, MASK, Prediction, Text, TextDenoiser, law, random_table
 from unmask.guidance import AllowedTokens
 from unmask.objectives import MDLM, FlexMDM
+from unmask.sampling import Insertion
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.insertion import Insertion
 
 
 def poisson(mean: float, count: int, most: int) -> float:
@@ -62,9 +62,8 @@ def chain(predict: Prediction, steps: int) -> dict[Text, float]:
 
 
 def sampled(denoiser: TextDenoiser, canvas: list[int], count: int, steps: int) -> Counter[Text]:
-    z = torch.tensor([canvas] * count)
-    for z in Insertion(steps).run(denoiser, Canvas(z, tuple(range(count)))):  # noqa: B007
-        pass
+    blank = Canvas(torch.tensor([canvas] * count), tuple(range(count)))
+    *_, z = Insertion(steps).run(denoiser, blank)
     return Counter(tuple(v for v in row if v != MASK) for row in z.tolist())
 
 
@@ -92,9 +91,7 @@ def test_with_more_steps_its_law_is_the_model_s() -> None:
 
 def last(canvas: list[list[int]], seeds: tuple[int, ...], steps: int = 12) -> torch.Tensor:
     model = tiny_models.tiny_denoiser(FlexMDM(), time_conditioned=True, length=23)
-    z = torch.tensor(canvas)
-    for z in Insertion(steps).run(model, Canvas(z, seeds)):  # noqa: B007
-        pass
+    *_, z = Insertion(steps).run(model, Canvas(torch.tensor(canvas), seeds))
     return z
 
 
@@ -139,5 +136,3 @@ def test_it_is_for_models_that_insert() -> None:
     canvas = Canvas(torch.tensor([[4, 4]]), (0,))
     with pytest.raises(ValueError, match="masked diffusion that inserts tokens"):
         next(Insertion().run(tiny_models.tiny_denoiser(MDLM()), canvas))
-
-

@@ -93,8 +93,8 @@ class AllowedTokens(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        mergeable = (row_fn is None or isinstance(row_fn, MergeableRowFn)) and not self.process.inserts_tokens
-        if self.allowed.ndim == 1 and bool(self.any_allowed) and mergeable:
+        everywhere = self.allowed.ndim == 1 and bool(self.any_allowed) and not self.process.inserts_tokens
+        if everywhere and (row_fn is None or isinstance(row_fn, MergeableRowFn)):
             return self.denoiser(
                 z,
                 t,

@@ -153,9 +153,7 @@ class _Step:
     """The number of masks inserted is Poisson of rate exp(l)."""
     mask_id: int
 
-    def take(
-        self, denoiser: DenoiserLike, t: float, params: SamplingParams, device: torch.device, ids: Tensor
-    ) -> None:
+    def take(self, denoiser: DenoiserLike, t: float, params: SamplingParams, device: torch.device, ids: Tensor) -> None:
         """Ask the network, and write its answers into the texts."""
         longest = max(text.size for text in self.texts) + 1
         z = np.full((len(self.texts), longest), self.mask_id)
@@ -222,4 +220,5 @@ def _poisson(mean: Float64[Tensor, " N"], uniform: Float64[Tensor, " N"], most: 
     """The Poisson quantile of uniform numbers [N], or `most` if that is less."""
     order = torch.arange(1, most + 1, dtype=torch.float64, device=mean.device)
     at_most = torch.special.gammaincc(order, mean[:, None])  # P(count <= order - 1)
-    return (at_most <= uniform[:, None]).sum(-1)
+    count: Tensor = (at_most <= uniform[:, None]).sum(-1)
+    return count
