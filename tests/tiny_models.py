@@ -53,16 +53,18 @@ def tiny_denoiser(
         width=16,
         depth=2,
         heads=2,
-        max_length=length,
+        max_length=length + objective.end_marks,
         dropout=0.0,
         causal=isinstance(objective, NextToken),
         time_conditioning=TimeConditioning(width=8) if time_conditioned else None,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = ModelConfig(Vocab(size, mask), backbone, objective).build().double().eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
+        if objective.process.inserts_tokens:
+            model.backbone.lm_head.bias[mask] += 6  # some tokens in every text
     return model.requires_grad_(False)
 
 

@@ -76,7 +76,7 @@ class Experiment:
             raise ValueError("a network of another library comes with its weights: name its folder as init_from")
         if self.lora is not None:
             raise ValueError("lora is for fine-tuning: name the model to start from as init_from")
-        longest = self.backbone.max_length
+        longest = self.longest_row
         if longest is not None and self.layout.length > longest:
             raise ValueError(f"rows of {self.layout.length} tokens are longer than the model's maximum of {longest}")
         causal = isinstance(self.objective, NextToken)
@@ -86,8 +86,14 @@ class Experiment:
                 " set it, or use `with_objective` or --objective, which set it"
             )
 
+    @property
+    def longest_row(self) -> int | None:
+        """The longest text that the network takes; None if there is no limit."""
+        longest = self.backbone.max_length
+        return None if longest is None else longest - self.objective.end_marks
+
     def with_objective(self, objective: Objective) -> Experiment:
-        """The same with another objective, and the attention that it needs.
+        """The same with another objective, the attention that it needs, and rows that it can take.
 
         An autoregressive network attends backwards only, so it has no local init at both neighbours; an objective
         without times has no curriculum of them.
@@ -97,7 +103,9 @@ class Experiment:
         training = self.training if has_times else replace(self.training, curriculum=None)
         if self.init_from is None:
             backbone = backbone.with_causal(causal)
-        return replace(self, objective=objective, backbone=backbone, training=training)
+        shorter = max(0, objective.end_marks - self.objective.end_marks)  # texts have end marks in their rows
+        layout = self.layout.with_length(self.layout.length - shorter) if shorter else self.layout
+        return replace(self, objective=objective, backbone=backbone, training=training, layout=layout)
 
     def with_init_from(self, init_from: str, lm: LanguageModel) -> Experiment:
         """The same, starting from the model `lm` that `init_from` names: with its network, tokenizer and objective,

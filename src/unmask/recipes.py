@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unmask.backbones.caduceus import CaduceusConfig
-from unmask.backbones.dit import DiTConfig, LocalInit
+from unmask.backbones.dit import DiTConfig, LocalInit, TimeConditioning
 from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import PrepareConfig
 from unmask.data.loader import GenomeWindows, PerDocument, PromptCompletionRows, Wrapped
 from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig
 from unmask.experiment import Experiment
-from unmask.objectives import MDLM, MLM
+from unmask.objectives import MDLM, MLM, FlexMDM
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening
 from unmask.training.lora import LoRA
@@ -27,6 +27,19 @@ _LINE_DOCUMENTS = PrepareConfig(source=SourceConfig(lines=True))
 def stdlib_tiny() -> Experiment:
     """Python's own standard library, a 4 x 192 model: three minutes on two cores, and nothing to download."""
     return _small_model_recipe("stdlib", "bpe:4096", width=192, heads=4, length=128, steps=640)
+
+
+def stdlib_flexmdm() -> Experiment:
+    """The same network with times, and texts of any length up to 127 tokens: it chooses how long a hole is."""
+    experiment = stdlib_tiny()
+    assert isinstance(experiment.backbone, DiTConfig)
+    return replace(
+        experiment,
+        backbone=replace(experiment.backbone, time_conditioning=TimeConditioning()),
+        objective=FlexMDM(),
+        layout=Wrapped(127, shortest=8),
+        training=replace(experiment.training, curriculum=None),
+    )
 
 
 def text8_tiny() -> Experiment:
@@ -226,6 +239,7 @@ def _chat() -> Experiment:
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "stdlib-tiny": stdlib_tiny,
+    "stdlib-flexmdm": stdlib_flexmdm,
     "text8-tiny": text8_tiny,
     "text8": text8,
     "ptb": ptb,

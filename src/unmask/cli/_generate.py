@@ -244,7 +244,7 @@ def _last_frame_with_progress(frames: Iterator[Samples], mask_id: int, sampler: 
     total, unit = (holes, "tokens") if steps is None else (steps, "steps")
     with progress("writing", total, unit, quiet) as report:
         for step, frame in enumerate(frames, start=1):
-            report(step if steps else holes - int((frame.tokens == mask_id).sum()))
+            report(min(step, steps) if steps else holes - int((frame.tokens == mask_id).sum()))
     return frame
 
 

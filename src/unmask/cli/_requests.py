@@ -152,6 +152,11 @@ class _GenerationTask:
     """What infilling and completing share: a sampler and guidance for each combination of options."""
 
     def __init__(self, lm: LanguageModel, options: GenerationOptions) -> None:
+        if lm.denoiser.process.inserts_tokens:
+            raise ValueError(
+                "files of requests are for models whose texts keep their length, and this one inserts tokens: give one"
+                " text at a time"
+            )
         self.lm, self.options, self.max_tokens = lm, options, _batch_tokens(lm)
         self._built: dict[GenerationOptions, tuple[Sampler, Guidance | None]] = {}
         self._build(replace(options, n=1, seed=0))  # an option that is wrong for the model is not the lines' fault

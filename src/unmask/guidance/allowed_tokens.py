@@ -93,7 +93,8 @@ class AllowedTokens(DenoiserWrapper):
         row_fn: RowFn | None = None,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
-        if self.allowed.ndim == 1 and bool(self.any_allowed) and (row_fn is None or isinstance(row_fn, MergeableRowFn)):
+        everywhere = self.allowed.ndim == 1 and bool(self.any_allowed) and not self.process.inserts_tokens
+        if everywhere and (row_fn is None or isinstance(row_fn, MergeableRowFn)):
             return self.denoiser(
                 z,
                 t,
@@ -113,7 +114,14 @@ class AllowedTokens(DenoiserWrapper):
             here: tuple[Tensor, ...] = (sequence[indices], position[indices])
             here = here[3 - self.allowed.ndim :]
             allowed = self.allowed[tuple(index.to(self.allowed.device) for index in here)]
-            log_x = renormalize_like(log_x, log_x.masked_fill(~allowed.to(log_x.device), -torch.inf))
+            never = ~allowed.to(log_x.device)
+            if not self.process.inserts_tokens:
+                log_x = renormalize_like(log_x, log_x.masked_fill(never, -torch.inf))
+            else:  # in the column of the mask is a rate, which no token changes
+                mask = torch.tensor([self.vocab.mask_id], device=log_x.device)
+                tokens = log_x.index_fill(-1, mask, -torch.inf)
+                tokens = renormalize_like(tokens, tokens.masked_fill(never, -torch.inf))
+                log_x = tokens.index_copy(-1, mask, log_x[:, mask])
             return log_x if row_fn is None else row_fn(log_x, indices)
 
         return self.denoiser(z, t, positions, context, row_fn=restrict, sequence_ids=sequence_ids)

@@ -70,6 +70,8 @@ class NatsEstimator:
         assert recorder.t is not None
         # Of one draw, if a call has two; of the noisy tokens only, if clean ones are concatenated to them.
         t = recorder.t[: len(nats), : nats.shape[1]]
+        if self.denoiser.process.inserts_tokens:  # its positions are not those of the text
+            t = t.amax(1, keepdim=True)
         # A step that ends at t covers the times before it, so a bin includes its upper end and not its lower.
         return Draw(nats, ((t * TIME_BINS).ceil().long() - 1).clamp(0, TIME_BINS - 1).expand(nats.shape))
 

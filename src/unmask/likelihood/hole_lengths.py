@@ -96,6 +96,8 @@ def hole_lengths(
 
 def _check(denoiser: DenoiserLike) -> None:
     process = denoiser.process
+    if process.inserts_tokens:
+        raise ValueError("this model draws the length of a hole with its text, and has no posterior of it: fill it")
     if not isinstance(process, Masking) or not denoiser.normalized:
         raise ValueError(
             f"the length of a hole is found by models of masked tokens that read both sides of it, and this one is"

@@ -105,8 +105,9 @@ class Denoiser(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence that the network accepts; None if there is no limit."""
-        return self.backbone.capabilities.max_length
+        """The longest text that the network accepts; None if there is no limit."""
+        longest = self.backbone.capabilities.max_length
+        return None if longest is None else longest - self.objective.end_marks
 
     @property
     def shift_logits(self) -> bool:
@@ -357,7 +358,7 @@ class Denoiser(nn.Module):
             )
         # With attention stages a token may be read twice, noisy and clean; it counts once.
         length = z.shape[1] if context.stages is None else context.stages.num_positions
-        if self.max_length is not None and length > self.max_length:
+        if self.max_length is not None and length > self.max_length + self.objective.end_marks:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's maximum of {self.max_length}")
         if t.ndim != 2 or t.shape[0] != len(z) or t.shape[1] not in (1, z.shape[1]):
             raise ValueError(f"t must be [B, 1] or [B, L] for tokens {list(z.shape)}; got shape {list(t.shape)}")

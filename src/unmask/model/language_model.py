@@ -185,7 +185,8 @@ class LanguageModel(ChatMethods):
         A template is text with `<mask:12>` for twelve masked tokens; or a list of pieces: texts, lists of ids, and
         integers, the lengths of holes; or ids, as a tensor or list with the mask id in the holes. `<mask:3..12>`, or
         range(3, 13) as a piece, is a hole of 3 to 12 tokens, and `<mask:*>` one of 0 to 32: the length in each text is
-        drawn from `hole_lengths`.
+        drawn from `hole_lengths`. A model that inserts tokens (FlexMDM) fills holes whose length begins at 0, and
+        draws it together with the text.
 
         A list without integers is a list of templates. These may differ in length and share network calls; the texts of
         the result are in order, all versions of the first template first. Text i is drawn with seed + i, or with the
@@ -232,7 +233,8 @@ class LanguageModel(ChatMethods):
         tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
         masked = valid & (tokens == self.vocab.mask_id)
         samples = self.generate(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance)
-        return Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+        written = masked if samples.valid is None else masked & samples.valid
+        return Completions(**vars(samples), completion_mask=written, end_ids=self.end_ids)
 
     def complete_steps(
         self,
@@ -248,7 +250,8 @@ class LanguageModel(ChatMethods):
         tokens, valid, sampler = self._completion_canvas(prompts, length, sampler)
         masked = valid & (tokens == self.vocab.mask_id)
         for samples in self.generate_steps(tokens, sampler, seed, None if bool(valid.all()) else valid, guidance):
-            yield Completions(**vars(samples), completion_mask=masked, end_ids=self.end_ids)
+            written = masked if samples.valid is None else masked & samples.valid
+            yield Completions(**vars(samples), completion_mask=written, end_ids=self.end_ids)
 
     def _may_end(self, guidance: GuidanceFn | None) -> GuidanceFn | None:
         """The guidance of a completion, which may end before its last token."""
@@ -295,6 +298,8 @@ class LanguageModel(ChatMethods):
 
     def _close(self, template: EncodedTemplate, seeds: Sequence[int]) -> list[MaskedText]:
         mask_id = self.vocab.mask_id
+        if self.denoiser.process.inserts_tokens:
+            return [template.close(mask_id, template.most_lengths())] * len(seeds)
         if not template.is_open:
             return [template.close(mask_id)] * len(seeds)
         posterior = self._hole_lengths(template)
@@ -349,12 +354,13 @@ class LanguageModel(ChatMethods):
             )
             filled[local], nfe, num_queries = samples.tokens, samples.nfe, samples.num_queries
             num_sequence_calls = samples.num_sequence_calls
+        filled = ranks.all_reduce(filled)
         return Samples(
-            ranks.all_reduce(filled),
+            filled,
             int(ranks.all_reduce_max(nfe)),
             int(ranks.all_reduce_scalars(num_queries)[0]),
             self.tokenizer,
-            valid,
+            self._text_of(filled, valid),
             int(ranks.all_reduce_scalars(num_sequence_calls)[0]),
         )
 
@@ -370,7 +376,7 @@ class LanguageModel(ChatMethods):
 
         Tokens that are not written yet are the mask; `nfe` counts the network calls so far.
         """
-        sampler = resolve_sampler(self.denoiser, sampler)
+        sampler, last = resolve_sampler(self.denoiser, sampler), tokens
         canvas = Canvas(tokens.to(self.device), sequence_seeds(seed, len(tokens)))
         counted = CountingDenoiser(self.ban_unknown_tokens(self.predictor))
         on_device = None if valid is None else valid.to(self.device)
@@ -378,8 +384,19 @@ class LanguageModel(ChatMethods):
         z: Tokens | None = canvas.tokens
         while z is not None:
             yield Samples(z, counted.nfe, counted.num_queries, self.tokenizer, valid, counted.num_sequences)
+            last = z
             with self.inference_mode():  # not around the yield, where the caller's mode must hold
                 z = next(steps, None)
+        if self.denoiser.process.inserts_tokens:
+            counts = counted.nfe, counted.num_queries
+            yield Samples(last, *counts, self.tokenizer, self._text_of(last, valid), counted.num_sequences)
+
+    def _text_of(self, tokens: Tokens, valid: Tensor | None) -> Tensor | None:
+        """Which positions of finished texts are text: not the masks that a model which inserts tokens has left."""
+        if not self.denoiser.process.inserts_tokens:
+            return valid
+        written = (tokens != self.vocab.mask_id).to("cpu" if valid is None else valid.device)
+        return written if valid is None else written & valid
 
     def run_sampler(
         self,
@@ -395,6 +412,10 @@ class LanguageModel(ChatMethods):
             raise ValueError(f"guidance changes noisy tokens, and {process.title} has none: leave it out")
         if guidance is not None and process.predicts_ratios:
             raise ValueError(f"guidance changes predicted tokens, and {process.title} predict none: leave it out")
+        if guidance is not None and process.inserts_tokens:
+            raise ValueError(
+                "guidance belongs to positions of a text, which move while this model inserts tokens: leave it out"
+            )
         if self._needs_ragged(sampler, canvas.tokens.shape[1], valid):
             return self._checked(sample_ragged(denoiser, canvas, sampler, valid, self._window_guidance(guidance)))
         padded: DenoiserLike = denoiser if valid is None else PaddedDenoiser(denoiser, valid)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.base import Objective as Objective
     from unmask.objectives.block_diffusion import BlockDiffusion as BlockDiffusion
     from unmask.objectives.d3pm import D3PM as D3PM
+    from unmask.objectives.flexmdm import FlexMDM as FlexMDM
     from unmask.objectives.genmd4 import GenMD4 as GenMD4
     from unmask.objectives.mdlm import MDLM as MDLM
     from unmask.objectives.mlm import MLM as MLM
@@ -29,6 +30,7 @@ OBJECTIVES: Family[Objective] = Family(
         "ar": "unmask.objectives.next_token:NextToken",
         "block": "unmask.objectives.block_diffusion:BlockDiffusion",
         "genmd4": "unmask.objectives.genmd4:GenMD4",
+        "flexmdm": "unmask.objectives.flexmdm:FlexMDM",
         "mlm": "unmask.objectives.mlm:MLM",
     },
 )

@@ -92,7 +92,7 @@ class Objective(ABC):
     @property
     @abstractmethod
     def normalized(self) -> bool:
-        """Whether exp(`log_probs`) sums to one in every row."""
+        """Whether exp(`log_probs`) sums to one in every row, over all tokens but the mask."""
 
     @property
     def is_softmax(self) -> bool:
@@ -103,6 +103,11 @@ class Objective(ABC):
     def depends_on_alpha(self) -> bool:
         """Whether `log_probs` depends on alpha, and so on the time."""
         return False
+
+    @property
+    def end_marks(self) -> int:
+        """Places that the network reads behind those of a text."""
+        return 0
 
     @property
     def why_no_likelihood(self) -> str | None:

@@ -67,4 +67,6 @@ def _unigram_log_probs(corpus: Corpus) -> torch.Tensor:
         first = text.num_tokens * part // 64
         ids = text.read(first, min(text.num_tokens * (part + 1) // 64, first + 16_384))
         counts += torch.bincount(torch.from_numpy(ids.astype("int64")), minlength=len(counts))
-    return (counts / counts.sum()).log()
+    log_probs = (counts / counts.sum()).log()
+    log_probs[corpus.vocab.mask_id] = 0  # it is no token of text: where its logit means something, 0 is neutral
+    return log_probs

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.sampling.confidence import EntropyBounded as EntropyBounded
     from unmask.sampling.confidence import Factor as Factor
     from unmask.sampling.confidence import Threshold as Threshold
+    from unmask.sampling.insertion import Insertion as Insertion
     from unmask.sampling.joint_threshold import JointThreshold as JointThreshold
     from unmask.sampling.remdm import ReMDM as ReMDM
     from unmask.sampling.semi_autoregressive import SemiAutoregressive as SemiAutoregressive
@@ -46,6 +47,7 @@ PROCESS_SAMPLERS: Family[Sampler] = Family(
     "unmask.sampling.base:Sampler",
     {
         "autoregressive": "unmask.sampling.autoregressive:Autoregressive",
+        "insertion": "unmask.sampling.insertion:Insertion",
         "blockwise": "unmask.sampling.blockwise:Blockwise",
         "semi-autoregressive": "unmask.sampling.semi_autoregressive:SemiAutoregressive",
         "uniform-ancestral": "unmask.sampling.uniform:UniformAncestral",

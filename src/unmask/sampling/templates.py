@@ -105,6 +105,15 @@ class EncodedTemplate:
         """The tokens of the text, at most."""
         return sum(len(piece) if isinstance(piece, list) else _longest_length(piece) for piece in self.pieces)
 
+    def most_lengths(self) -> list[int]:
+        """The most tokens of every hole, for models that choose how many they write; ValueError for a least number."""
+        holes = [piece for piece in self.pieces if isinstance(piece, int | range)]
+        if not all(isinstance(hole, range) and hole[0] == 0 for hole in holes):
+            raise ValueError(
+                "this model chooses how long a hole is: write <mask:*>, or <mask:0..12> for at most 12 tokens"
+            )
+        return [hole[-1] for hole in holes if isinstance(hole, range)]
+
     def close(self, mask_id: int, lengths: Sequence[int] = ()) -> MaskedText:
         """The text whose open holes have these lengths."""
         text, left = MaskedText([], []), iter(lengths)

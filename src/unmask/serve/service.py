@@ -150,6 +150,10 @@ class Service:
                     f"the model {self.name} writes text by {process.title}, whose {why}: take `unmask sample` or"
                     " `unmask complete`"
                 )
+            if isinstance(model, LanguageModel) and model.denoiser.process.inserts_tokens:
+                raise ValueError(
+                    f"the model {self.name} inserts tokens, and a server's texts keep their length: take `unmask infill`"
+                )
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
 

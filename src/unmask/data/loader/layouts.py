@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from unmask.data.corpus._token_files import IntArray
-from unmask.data.loader._shuffle import derive_key
+from unmask.data.loader._shuffle import derive_key, row_uniform
 from unmask.types import Batch
 
 
@@ -133,6 +133,16 @@ class Wrapped(RowLayout):
 
     isolate_documents: bool = False
     """Tokens attend only to tokens of the same document."""
+    shortest: int | None = None
+    """Rows are cut to random lengths from this one on, to learn texts of all lengths; None: no row is cut."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shortest is not None and not 1 <= self.shortest <= self.length:
+            raise ValueError(f"shortest must be from 1 to the length {self.length}; got {self.shortest}")
+
+    def with_length(self, length: int) -> Wrapped:
+        return replace(self, length=length, shortest=self.shortest and min(self.shortest, length))
 
     def bind(self, source: TokenSource) -> Rows:
         if source.num_tokens < self.length:
@@ -140,7 +150,7 @@ class Wrapped(RowLayout):
                 f"a corpus of {source.num_tokens} tokens is shorter than one window of {self.length};"
                 " choose a shorter length or more text"
             )
-        return _WrappedRows(source, self.length, self.isolate_documents)
+        return _WrappedRows(source, self.length, self.isolate_documents, self.shortest or self.length)
 
     @property
     def summary(self) -> str:
@@ -148,9 +158,9 @@ class Wrapped(RowLayout):
 
 
 class _WrappedRows(Rows):
-    def __init__(self, source: TokenSource, length: int, isolate_documents: bool) -> None:
+    def __init__(self, source: TokenSource, length: int, isolate_documents: bool, shortest: int) -> None:
         super().__init__(source, length)
-        self._isolate_documents = isolate_documents
+        self._isolate_documents, self._shortest = isolate_documents, shortest
 
     @property
     def num_rows(self) -> int:
@@ -161,7 +171,16 @@ class _WrappedRows(Rows):
         start = rows * self.length
         for epoch in np.unique(epochs).tolist():
             start[epochs == epoch] += derive_key(seed + 1, epoch) % num_shifts
-        return Spans(start, start + self.length)
+        return Spans(start, start + self._lengths(rows, epochs, seed))
+
+    def _lengths(self, rows: IntArray, epochs: IntArray, seed: int) -> IntArray:
+        """Uniform from the shortest to the longest, as a function of seed, epoch and row."""
+        choices, lengths = self.length - self._shortest + 1, np.full_like(rows, self.length)
+        for epoch in np.unique(epochs).tolist() if choices > 1 else ():
+            inside = epochs == epoch
+            share = row_uniform(rows[inside], derive_key(seed + 2, epoch))
+            lengths[inside] = self._shortest + (share * choices).astype(np.int64)
+        return lengths
 
     @property
     def num_sequential_rows(self) -> int:
