@@ -18,6 +18,7 @@ PACKAGES = (
     "unmask.objectives",
     "unmask.sampling",
     "unmask.baselines",
+    "unmask.distillation",
     "unmask.data.loader",
     "unmask",
 )

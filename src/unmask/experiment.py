@@ -13,6 +13,7 @@ from unmask.backbones.dit import DiTConfig
 from unmask.config import to_json
 from unmask.data.corpus import PrepareConfig
 from unmask.data.loader import RowLayout, Wrapped
+from unmask.distillation import Distillation
 from unmask.model import LanguageModel
 from unmask.objectives import MDLM, NextToken, Objective
 from unmask.objectives.base import MaskedObjective
@@ -60,6 +61,8 @@ class Experiment:
     """A model to start from, as `unmask.load` takes it; its network and tokenizer replace `backbone`, `tokenizer`."""
     lora: LoRA | None = None
     """Train only LoRA adapters of the model to start from."""
+    distillation: Distillation | None = None
+    """Learn from the model to start from, as a teacher, to sample in fewer steps; None: learn from the text."""
 
     def __post_init__(self) -> None:
         if self.init_from is None:
@@ -70,6 +73,16 @@ class Experiment:
             raise ValueError("unigram_bias_init is for new models; leave it out with init_from")
         if self.training.curriculum is not None:
             require_masked(self.objective)
+        if self.distillation is not None:
+            self._check_distillation(self.distillation)
+
+    def _check_distillation(self, distillation: Distillation) -> None:
+        if self.init_from is None:
+            raise ValueError("distillation needs a teacher: name it as init_from")
+        for name in ("curriculum", "attention_annealing"):
+            if getattr(self.training, name) is not None:
+                raise ValueError(f"{name} is for learning from text; leave it out with distillation")
+        distillation.check_steps(self.training.steps)
 
     def _check_new_model(self) -> None:
         if self.backbone.needs_weights:

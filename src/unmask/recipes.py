@@ -11,12 +11,13 @@ from unmask.backbones.mosaic_bert import MosaicBERTConfig
 from unmask.data.corpus import PrepareConfig
 from unmask.data.loader import GenomeWindows, PerDocument, PromptCompletionRows, Wrapped
 from unmask.data.readers import ChatRecord, PromptCompletion, SourceConfig
+from unmask.distillation import SDTT
 from unmask.experiment import Experiment
 from unmask.objectives import MDLM, MLM, FlexMDM
 from unmask.training.config import TrainingConfig
 from unmask.training.curriculum import TimeWidening
 from unmask.training.lora import LoRA
-from unmask.training.optim import AdamW, CosineDecay, LinearDecay, Muon
+from unmask.training.optim import AdamW, ConstantLR, CosineDecay, LinearDecay, Muon
 
 _MDLM_TRAINING = TrainingConfig(
     steps=1_000_000, batch_size=512, optimizer=AdamW(lr=3e-4), warmup_steps=2500, ema_decay=0.9999
@@ -231,6 +232,16 @@ def sft() -> Experiment:
     )
 
 
+def distill() -> Experiment:
+    """Distil a model (--init-from) into one that samples in fewer steps, on your own text (--sources): 5 rounds."""
+    base = finetune()
+    return replace(
+        base,
+        distillation=SDTT(steps_per_round=200),
+        training=replace(base.training, optimizer=AdamW(lr=3e-4), lr_schedule=ConstantLR()),
+    )
+
+
 def _chat() -> Experiment:
     """Go on from a chat model (--init-from) with conversations (--sources chats.jsonl), by LoRA of rank 16."""
     base = sft()
@@ -253,4 +264,5 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "finetune": finetune,
     "sft": sft,
     "chat": _chat,
+    "distill": distill,
 }

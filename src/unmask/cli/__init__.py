@@ -18,6 +18,7 @@ COMMANDS = {
     "recipes": "recipes.recipes",
     "prepare": "prepare.prepare",
     "train": "train.train",
+    "distill": "distill.distill",
     "export": "export.export",
     "push": "push.push",
     "sample": "generate.sample",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from unmask.experiment import Experiment
     from unmask.objectives import Objective
 
-_Overrides = Annotated[tuple[tuple[str, ...], ...], Option(name="set", metavar="FIELD=VALUE", repeated=True)]
+Overrides = Annotated[tuple[tuple[str, ...], ...], Option(name="set", metavar="FIELD=VALUE", repeated=True)]
 _FrozenDtype = Literal["float32", "bfloat16", "int8", "int4"]
 _ObjectiveArg = Annotated[str | None, Option(family="unmask.baselines:EVERY_OBJECTIVE")]
 
@@ -37,7 +37,7 @@ def train(
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
-    overrides: _Overrides = (),
+    overrides: Overrides = (),
     restart: bool = False,
     print_config: bool = False,
     help_settings: bool = False,
@@ -108,17 +108,17 @@ def train(
     }
     if dtype is not None and lora_rank is None and experiment.lora is None:
         raise ValueError("--dtype is that of weights that LoRA freezes: give --lora-rank, or leave it out")
-    experiment = _customize(experiment, objective, lora_rank, flags, [each for group in overrides for each in group])
+    experiment = customize(experiment, objective, lora_rank, flags, [each for group in overrides for each in group])
     if print_config:
         print(json.dumps(to_json(experiment), indent=2, ensure_ascii=False))
         return
     _check_required(experiment, recipe)
     shortened = experiment.layout.length == model_length != recipe_experiment.layout.length
     note = f"rows are {model_length} tokens long, the most that {init_from} takes" if shortened else ""
-    _run(experiment, out, restart, note, allow_code or {*external_kinds(experiment), experiment.tokenizer})
+    run_in_folder(experiment, out, restart, note, allow_code or {*external_kinds(experiment), experiment.tokenizer})
 
 
-def _run(experiment: Experiment, out: Path, restart: bool, note: str, allow_code: AllowCode) -> None:
+def run_in_folder(experiment: Experiment, out: Path, restart: bool, note: str, allow_code: AllowCode) -> None:
     from unmask.cli._progress import progress
     from unmask.data.readers import Sources
     from unmask.distributed import init_distributed
@@ -160,7 +160,7 @@ def _load_experiment(recipe: str, allow_code: bool) -> Experiment:
     return experiment
 
 
-def _customize(
+def customize(
     experiment: Experiment,
     objective: str | None,
     lora_rank: int | None,

@@ -30,7 +30,12 @@ def build_trainer(
     if experiment.lora is not None:
         experiment.lora.apply(denoiser)
     loader = Loader(corpus.splits["train"], experiment.layout, config.batch_size, config.seed)
-    return build_denoising_trainer(denoiser, experiment.objective, loader, config, distributed)
+    if experiment.distillation is None:
+        return build_denoising_trainer(denoiser, experiment.objective, loader, config, distributed)
+    loss_fn, hooks = experiment.distillation.build(denoiser, experiment.objective, distributed.device)
+    return build_denoising_trainer(
+        denoiser, experiment.objective, loader, config, distributed, loss_fn=loss_fn, hooks=hooks
+    )
 
 
 def initial_denoiser(experiment: Experiment, corpus: Corpus, init_model: LanguageModel | None) -> Denoiser:

@@ -123,6 +123,8 @@ def load_init_model(experiment: Experiment, run: RunFolder) -> LanguageModel | N
     if experiment.init_from is None:
         return None
     init_model = load(experiment.init_from, allow_code=run.allow_code, dtype=frozen_dtype(experiment))
+    if experiment.distillation is not None:
+        _check_teacher(experiment, init_model)
     longest = init_model.denoiser.max_length
     if init_model.tokenizer is None:
         raise ValueError(f"{experiment.init_from} has no tokenizer to read text with")
@@ -132,6 +134,18 @@ def load_init_model(experiment: Experiment, run: RunFolder) -> LanguageModel | N
             f" {experiment.init_from} takes: set layout.length={longest}"
         )
     return init_model
+
+
+def _check_teacher(experiment: Experiment, teacher: LanguageModel) -> None:
+    assert experiment.distillation is not None
+    if experiment.objective != teacher.objective:
+        raise ValueError(
+            f"a student has its teacher's objective, and {experiment.init_from} has another one than the experiment:"
+            " leave the objective out"
+        )
+    reason = experiment.distillation.refuse(teacher.denoiser, teacher.objective)
+    if reason is not None:
+        raise ValueError(f"{experiment.init_from} cannot be the teacher: {reason}")
 
 
 def read_experiment(run: RunFolder) -> Experiment:

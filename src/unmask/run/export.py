@@ -95,11 +95,19 @@ def export_model(experiment: Experiment, corpus: Corpus, trainer: Trainer, run: 
 def _training_facts(experiment: Experiment, run: RunFolder, corpus: Corpus, step: int, tokens: int) -> TrainingFacts:
     config, stored = experiment.training, run.read_experiment() or {}
     extended = "".join(f", extended from {steps:,}" for steps in stored.get("extended_from", []))
+    distilled, tokens_are = {}, "tokens seen"
+    if experiment.distillation is not None:
+        distilled = {
+            "distilled from": str(experiment.init_from),
+            "distillation": experiment.distillation.describe(step),
+        }
+        tokens_are = "tokens in the loss"
     return {
+        **distilled,
         "text": ", ".join(experiment.sources),
         "corpus (SHA-256)": corpus.digest,
         "steps": f"{step:,} of {config.steps:,}, {config.batch_size} rows each{extended}",
-        "tokens seen": f"{tokens:,}",
+        tokens_are: f"{tokens:,}",
         "optimizer": type(config.optimizer).__name__,
         "weights": f"moving average, decay {config.ema_decay:g}",
         "seed": str(config.seed),

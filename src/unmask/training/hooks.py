@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 if TYPE_CHECKING:
     from unmask.training.trainer import Trainer
 
@@ -21,8 +23,12 @@ class Hook:
         Setting `trainer.state.ended_early` on all ranks makes it the last step of the run.
         """
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint must hold, by name; they are read back in place."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON."""
+        """What else a checkpoint must hold, as JSON."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -25,19 +25,23 @@ class LossFn(Protocol):
 
 @dataclass(frozen=True)
 class DenoisingLoss:
-    """An objective as a loss: for most, the nats of all tokens that are not prompt or padding.
-
-    An auxiliary loss of the network is added to the nats per token, and logged as `aux_loss`. Each call's counts as
-    often as it has tokens, so that micro-batches and ranks add up to the mean over all tokens.
-    """
+    """An objective as a loss: for most, the nats of all tokens that are not prompt or padding."""
 
     objective: Objective
 
     def __call__(self, model: Any, batch: Any, generator: torch.Generator) -> LossSum:
-        loss = self.objective.training_loss(model, batch, generator)
-        backbone = getattr(model, "backbone", None)
-        aux_loss = None if backbone is None else backbone.aux_loss()
-        if aux_loss is None:
-            return loss
-        weighted = loss.count * aux_loss
-        return LossSum(loss.total + weighted, loss.count, {**loss.metrics, "aux_loss": weighted})
+        return with_aux_loss(model, self.objective.training_loss(model, batch, generator))
+
+
+def with_aux_loss(model: Any, loss: LossSum) -> LossSum:
+    """The loss of a call, with the auxiliary loss of the network, if it has one, added to its mean.
+
+    It is logged as `aux_loss`. Each call's counts as often as the call has tokens, so that micro-batches and ranks add
+    up to the mean over all tokens.
+    """
+    backbone = getattr(model, "backbone", None)
+    aux_loss = None if backbone is None else backbone.aux_loss()
+    if aux_loss is None:
+        return loss
+    weighted = loss.count * aux_loss
+    return LossSum(loss.total + weighted, loss.count, {**loss.metrics, "aux_loss": weighted})

@@ -210,7 +210,13 @@ class Trainer:
 
     def _state_dicts(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizers, options=_STATE_DICT_OPTIONS)
-        return {"model": model, "optimizer": optimizer, "ema": self.ema.weights}
+        of_hooks = {str(number): tensors for number, hook in enumerate(self.hooks) if (tensors := hook.tensors())}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "ema": self.ema.weights,
+            **({"hooks": of_hooks} if of_hooks else {}),
+        }
 
 
 def _backbone(model: Any) -> Any:
