@@ -1,35 +1,46 @@
-/* The page: its tabs, the model it talks to, and its two forms. */
+/* The page: its tabs, and the model that it talks to. */
 
-import { $, button, capital, make } from "./common.js";
-import { samplerHelp } from "./samplers.js";
-import { setUpScoring, setScoreText } from "./score.js";
-import { callApi, model } from "./api.js";
-import { saveStateSoon, restoreSampler, setUpState } from "./state.js";
-import { setUpPlayback } from "./playback.js";
+import { $, button, capital } from "./common.js";
+import { callApi, model, UserError } from "./api.js";
+import { setChoices } from "./form.js";
+import { choicesChanged, keep, keepList, saveStateSoon, setUpState } from "./state.js";
+import { setUpChat } from "./chat.js";
 import { setUpGenerating, setText } from "./generate.js";
+import { setUpPlayback } from "./playback.js";
+import { setUpScoring, setScoreText } from "./score.js";
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const shownTabs = () => tabs.filter((tab) => !tab.hidden);
+const panelOf = (tab) => tab.getAttribute("aria-controls");
+const chosenTab = () => tabs.find((tab) => tab.getAttribute("aria-selected") === "true");
 
 function choose(tab) {
-  for (const each of document.querySelectorAll("[role=tab]")) {
+  for (const each of tabs) {
     const chosen = each === tab;
     each.setAttribute("aria-selected", chosen);
     each.tabIndex = chosen ? 0 : -1;
-    $(each.getAttribute("aria-controls")).hidden = !chosen;
+    $(panelOf(each)).hidden = !chosen;
   }
   saveStateSoon();
 }
 
 function setUpTabs() {
-  const tabs = [...document.querySelectorAll("[role=tab]")];
-  for (const [index, tab] of tabs.entries()) {
+  for (const tab of tabs) {
     tab.addEventListener("click", () => choose(tab));
     tab.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      const next = tabs[(index + step + tabs.length) % tabs.length];
-      choose(next);
-      next.focus();
+      const shown = shownTabs(), last = shown.length - 1, index = shown.indexOf(tab);
+      const next = { ArrowRight: index === last ? 0 : index + 1, ArrowLeft: index === 0 ? last : index - 1, Home: 0, End: last }[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      choose(shown[next]);
+      shown[next].focus();
     });
   }
+  keep("tab", {
+    read: () => panelOf(chosenTab()),
+    write: (value) => choose(tabs.find((tab) => panelOf(tab) === value) ?? tabs[0]),
+    initial: () => panelOf(tabs[0]),
+  });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
@@ -38,58 +49,50 @@ function setUpTabs() {
   });
 }
 
-function showSamplerHelp() {
-  const { text, takesSteps } = samplerHelp($("sampler").value, model.default_sampler);
-  $("sampler-help").textContent = text;
-  $("steps").disabled = !takesSteps;
-}
-
-function showSamplers() {
-  $("sampler").replaceChildren(...model.samplers.map((name) => {
-    const option = make("option", "", name === "default" ? `default: ${model.default_sampler}` : name);
-    option.value = name;
-    return option;
-  }));
-  $("sampler").addEventListener("change", showSamplerHelp);
-  showSamplerHelp();
-  restoreSampler();
-}
-
-function showLimits() {
-  for (const field of ["n", "steps", "draws"]) $(field).max = model.limits[field];
-  $("length").max = Math.min(model.max_length, model.limits.max_tokens);
-  const length = model.max_length >= 256 ? 48 : Math.max(1, Math.min(16, Math.floor(model.max_length / 3)));
-  const untouched = $("length").value === $("length").defaultValue;
-  $("length").defaultValue = Math.min(length, $("length").max);
-  if (untouched) $("length").value = $("length").defaultValue;
-}
-
 function showExamples() {
   for (const [group, set] of [["examples", setText], ["score-examples", setScoreText]]) {
-    $(group).append(...model.examples.map((example) => button(example.name, () => set(example, true), "small")));
+    const buttons = model.examples.map((example) => button(example.name, () => set(example, true), "small"));
+    $(group).replaceChildren($(group).firstElementChild, ...buttons);
     $(group).hidden = false;
     set(model.examples[0], false);
   }
 }
 
-async function loadModel() {
+/* Talk to the model of this card: all controls follow it. */
+function useModel(card, forms) {
+  Object.assign(model, card);
+  const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
+  const name = model.isOneOfSeveral ? "" : `${model.id}: `;
+  $("model").textContent = `${name}${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
+  for (const form of forms) form.showModel();
+  showExamples();
+}
+
+/* The models that write text, and the API's description; tried again until the server has loaded them. */
+async function loadModels(forms) {
   try {
-    const { data: [card] } = await (await callApi("/v1/models")).json();
-    Object.assign(model, card);
-    const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
-    $("model").textContent = `${model.id}: ${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
-    showSamplers();
-    showLimits();
-    showExamples();
+    const [{ data }, { components }] = await Promise.all(["/v1/models", "/openapi.json"].map(async (path) => (await callApi(path)).json()));
+    const cards = data.filter((card) => card.samplers.length);
+    if (!cards.length) throw new UserError("This server has no model that writes text.");
+    for (const form of forms) form.describe(components.schemas);
+    model.isOneOfSeveral = cards.length > 1;
+    setChoices($("chosen-model"), cards.map(({ id }) => [id, id]));
+    $("model-choice").hidden = !model.isOneOfSeveral;
+    $("tab-chat").hidden = !cards.some((card) => card.chat);
+    if (chosenTab().hidden) choose(tabs[0]);
+    choicesChanged($("chosen-model"));
+    const useChosen = () => useModel(cards.find(({ id }) => id === $("chosen-model").value), forms);
+    $("chosen-model").addEventListener("change", useChosen);
+    useChosen();
   } catch (error) {
     $("model").textContent = capital(error.message);
-    setTimeout(loadModel, 2000);
+    setTimeout(() => loadModels(forms), 2000);
   }
 }
 
+keepList("chosen-model");
 setUpTabs();
-setUpGenerating();
+const forms = [setUpGenerating(), setUpChat(), setUpScoring()];
 setUpPlayback();
-setUpScoring();
 setUpState();
-loadModel();
+loadModels(forms);
