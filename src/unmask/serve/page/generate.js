@@ -22,7 +22,7 @@ function showMode() {
   $("length").disabled = filling;
   $("text-label").textContent = filling ? "Your text, with holes" : "Your text, to be continued";
   $("go").textContent = filling ? "Fill the holes" : nothing ? "Write" : "Continue";
-  const shown = $("text").value, example = model.examples?.find((each) => shown === each.template || shown === visiblePrefix(each));
+  const example = shownExample();
   if (example) setText(example, true);
   showHoles();
 }
@@ -35,6 +35,9 @@ function showHoles() {
 }
 
 const visiblePrefix = (example) => example.template.split("<mask")[0];
+
+/* The example that is in the field, if it is one. */
+export const shownExample = () => model.examples?.find((each) => [each.template, visiblePrefix(each)].includes($("text").value));
 
 /* Put an example into the field; with `replace`, also over text that is there. */
 export function setText(example, replace) {

@@ -5,7 +5,7 @@ import { callApi, model, UserError } from "./api.js";
 import { setChoices } from "./form.js";
 import { choicesChanged, keep, keepList, saveStateSoon, setUpState } from "./state.js";
 import { setUpChat } from "./chat.js";
-import { setUpGenerating, setText } from "./generate.js";
+import { setText, setUpGenerating, shownExample } from "./generate.js";
 import { setUpPlayback } from "./playback.js";
 import { setUpScoring, setScoreText } from "./score.js";
 
@@ -49,23 +49,26 @@ function setUpTabs() {
   });
 }
 
-function showExamples() {
+/* The model's examples; `replace` the text that is there, an example of another model. */
+function showExamples(replace) {
   for (const [group, set] of [["examples", setText], ["score-examples", setScoreText]]) {
     const buttons = model.examples.map((example) => button(example.name, () => set(example, true), "small"));
     $(group).replaceChildren($(group).firstElementChild, ...buttons);
     $(group).hidden = false;
-    set(model.examples[0], false);
   }
+  setText(model.examples[0], replace);
+  setScoreText(model.examples[0], false);
 }
 
 /* Talk to the model of this card: all controls follow it. */
 function useModel(card, forms) {
+  const isExample = shownExample() !== undefined;
   Object.assign(model, card);
   const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
   const name = model.isOneOfSeveral ? "" : `${model.id}: `;
   $("model").textContent = `${name}${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
   for (const form of forms) form.showModel();
-  showExamples();
+  showExamples(isExample);
 }
 
 /* The models that write text, and the API's description; tried again until the server has loaded them. */
