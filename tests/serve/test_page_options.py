@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from browser import candidate_texts, generate, open_page, screenshot, set_options
+from browser import candidate_texts, generate, screenshot, set_options
 from chat_models import chat_model
 from live_server import LiveServer, live_server
 from unmask import MDLM, BlockDiffusion, DiTConfig, LanguageModel, Tokenizer

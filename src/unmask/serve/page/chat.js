@@ -2,7 +2,7 @@
 
 import { $, copyToClipboard } from "./common.js";
 import { callApi, events, model, tooLong, UserError } from "./api.js";
-import { editMessage, isSendKey, showDraft, showMessages, transcript } from "./chat_log.js";
+import { editMessage, focusComposer, isSendKey, showDraft, showMessages, transcript } from "./chat_log.js";
 import { Constraint } from "./constraint.js";
 import { readNumber, showError } from "./form.js";
 import { Options, setDefault } from "./options.js";
@@ -53,11 +53,12 @@ async function answer({ goesOn = false } = {}) {
     showError("chat", error);
     return;
   }
-  const controller = activeRequest = new AbortController();
+  const controller = activeRequest = new AbortController(), isFromLog = $("chat-log").contains(document.activeElement);
   const before = goesOn ? conversation.pop().content : "", written = { role: "assistant", content: before };
   let showStep = null;
   $("chat-status").textContent = "waiting in the queue…";
   following(() => { show(); showStep = showDraft(); showStep(before); });
+  if (isFromLog) $("chat-stop").focus(); // the button that was used is gone
   try {
     let isComplete = false;
     for await (const { data } of events(await callApi("/v1/chat/completions", body, controller.signal))) {
@@ -89,13 +90,14 @@ function take({ choices, draft, seed }, written, showStep) {
 const tell = (error) => showError("chat", error.isTooLong ? new UserError(tooLong("Ask for fewer tokens, or clear the conversation."), { param: "max_tokens" }) : error);
 
 function finish(written) {
-  const isStopped = written.note === "stopped";
+  const isStopped = written.note === "stopped", losesFocus = document.activeElement === $("chat-stop");
   activeRequest = null;
   if (written.content) conversation.push(written);
   const nothing = isStopped ? "stopped before anything was written" : "the answer is empty";
   $("chat-status").textContent = written.content ? (isStopped ? "stopped" : "") : $("chat-error").hidden ? nothing : "";
   $("chat-said").textContent = written.content ? `The model: ${written.content}` : "";
   following(show);
+  if (losesFocus) focusComposer();
   saveState();
 }
 
@@ -108,6 +110,7 @@ function send(event) {
     return;
   }
   $("chat-text").value = "";
+  focusComposer();
   say(content);
 }
 
@@ -128,12 +131,8 @@ function answerAgain() {
 }
 
 function edit(index) {
-  const done = () => { show(); $("chat-text").focus(); };
-  editMessage(index, conversation[index].content, (text) => {
-    conversation.length = index;
-    say(text);
-    $("chat-text").focus();
-  }, done);
+  const resend = (text) => { conversation.length = index; focusComposer(); say(text); };
+  editMessage(index, conversation[index].content, resend, () => { show(); focusComposer(); });
 }
 
 /* Forget the conversation; once more, and it is there again. */
@@ -145,7 +144,7 @@ function clear() {
   $("chat-said").textContent = "";
   show();
   saveState();
-  $("chat-text").focus();
+  focusComposer();
 }
 
 function onKey(event) {

@@ -71,6 +71,11 @@ export function editMessage(index, content, resend, cancel) {
 
 const hasKeyboard = matchMedia("(pointer: fine)");
 
+/* The focus goes back to the composer, but for a phone, which would show its keyboard. */
+export function focusComposer() {
+  if (hasKeyboard.matches) $("chat-text").focus();
+}
+
 /* Enter sends where there is a keyboard with a Shift key to hold, and Control Enter everywhere. */
 export const isSendKey = (event) => event.key === "Enter" && !event.isComposing && !event.shiftKey
   && (hasKeyboard.matches || event.ctrlKey || event.metaKey);
