@@ -197,9 +197,14 @@ def test_several_models(browser: Browser) -> None:
             asked.append(route.request.post_data_json)
             route.fulfill(status=503, json={"error": {"message": "enough"}})
 
-        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [labels, card, plain, owned]}))
+        loaded, states = [labels, card], {"reviews": "ready", "tiny": "ready", "plain": "loading", "own": "loading"}
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": loaded}))
+        page.route("**/health", lambda route: route.fulfill(json={"status": "alive", "models": states}))
         page.route(re.compile("/v1/(infill|chat/completions|score)$"), fulfil)
         page.goto(served.url)
+        expect(page.locator("#model")).to_contain_text("tiny: MDLM")
+        loaded += [plain, owned]  # they are listed once they are loaded
+        states.update(plain="ready", own="ready")
         expect(page.locator("#chosen-model option")).to_have_text(["tiny", "plain", "own"])
         for path, tab, button in (
             ("messages", "chat", "#chat-send"),

@@ -14,10 +14,11 @@ export class UserError extends Error {
   }
 }
 
-/* The card of the chosen model, once /v1/models has answered; requests name it where there are others (`isOneOfSeveral`). */
-export const model = { max_length: Infinity, limits: {}, isOneOfSeveral: false };
+/* The card of the chosen model, once /v1/models has answered. */
+export const model = { max_length: Infinity, limits: {} };
 
-export const withModel = (body) => (model.isOneOfSeveral ? { model: model.id, ...body } : body);
+/* Every request names the chosen model. */
+export const withModel = (body) => ({ model: model.id, ...body });
 
 export function tooLong(advice = "Shorten the text or its holes.") {
   const maxTokens = Math.min(model.limits.max_tokens ?? Infinity, model.max_length);

@@ -14,6 +14,9 @@ const shownTabs = () => tabs.filter((tab) => !tab.hidden);
 const panelOf = (tab) => tab.getAttribute("aria-controls");
 const chosenTab = () => tabs.find((tab) => tab.getAttribute("aria-selected") === "true");
 
+const forms = []; // each can show a model's facts, and what the API's description says of its controls
+let cards = []; // of the models that write text
+
 function choose(tab) {
   for (const each of tabs) {
     const chosen = each === tab;
@@ -60,42 +63,55 @@ function showExamples(replace) {
   setScoreText(model.examples[0], false);
 }
 
-/* Talk to the model of this card: all controls follow it. */
-function useModel(card, forms) {
+/* Talk to the chosen model: all controls follow its card. */
+function useChosenModel() {
   const isExample = shownExample() !== undefined;
-  Object.assign(model, card);
+  Object.assign(model, cards.find(({ id }) => id === $("chosen-model").value));
   const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
-  const name = model.isOneOfSeveral ? "" : `${model.id}: `;
+  const name = cards.length > 1 ? "" : `${model.id}: `;
   $("model").textContent = `${name}${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
   for (const form of forms) form.showModel();
   showExamples(isExample);
 }
 
-/* The models that write text, and the API's description; tried again until the server has loaded them. */
-async function loadModels(forms) {
+/* The models that write text; the chosen one stays. */
+function showModels() {
+  setChoices($("chosen-model"), cards.map(({ id }) => [id, id]));
+  choicesChanged($("chosen-model"));
+  $("model-choice").hidden = cards.length < 2;
+  $("tab-chat").hidden = !cards.some((card) => card.chat);
+  if (chosenTab().hidden) choose(tabs[0]);
+  useChosenModel();
+}
+
+const getJson = async (path) => (await callApi(path)).json();
+
+/* Learn what the server has, and again as long as it loads models, which it lists once they are loaded. */
+async function loadModels() {
+  let isLoading = true;
   try {
-    const [{ data }, { components }] = await Promise.all(["/v1/models", "/openapi.json"].map(async (path) => (await callApi(path)).json()));
-    const cards = data.filter((card) => card.samplers.length);
-    if (!cards.length) throw new UserError("This server has no model that writes text.");
-    for (const form of forms) form.describe(components.schemas);
-    model.isOneOfSeveral = cards.length > 1;
-    setChoices($("chosen-model"), cards.map(({ id }) => [id, id]));
-    $("model-choice").hidden = !model.isOneOfSeveral;
-    $("tab-chat").hidden = !cards.some((card) => card.chat);
-    if (chosenTab().hidden) choose(tabs[0]);
-    choicesChanged($("chosen-model"));
-    const useChosen = () => useModel(cards.find(({ id }) => id === $("chosen-model").value), forms);
-    $("chosen-model").addEventListener("change", useChosen);
-    useChosen();
+    const [{ data }, { models = {} }] = await Promise.all(["/v1/models", "/health"].map(getJson));
+    const found = data.filter((card) => card.samplers.length); // a classifier writes nothing
+    isLoading = !found.length || Object.values(models).includes("loading");
+    if (!found.length) throw new UserError("No model that writes text is loaded yet.");
+    if (!cards.length) {
+      const { components } = await getJson("/openapi.json");
+      for (const form of forms) form.describe(components.schemas);
+    }
+    if (found.length !== cards.length) {
+      cards = found;
+      showModels();
+    }
   } catch (error) {
-    $("model").textContent = capital(error.message);
-    setTimeout(() => loadModels(forms), 2000);
+    if (!cards.length) $("model").textContent = capital(error.message);
   }
+  if (isLoading) setTimeout(loadModels, 2000);
 }
 
 keepList("chosen-model");
 setUpTabs();
-const forms = [setUpGenerating(), setUpChat(), setUpScoring()];
+forms.push(setUpGenerating(), setUpChat(), setUpScoring());
 setUpPlayback();
 setUpState();
-loadModels(forms);
+$("chosen-model").addEventListener("change", useChosenModel);
+loadModels();
