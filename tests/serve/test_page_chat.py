@@ -197,7 +197,7 @@ def test_a_conversation_is_kept_cleared_and_copied(chat: Page) -> None:
 
 
 def test_a_damaged_link_is_no_fault(browser: Browser, server: LiveServer) -> None:
-    for damaged in ("{", "7", '[{"role": "tool", "content": "x"}, {"role": "user", "content": 7}]', "[null]"):
+    for damaged in ("{", '[{"role": "tool", "content": "x"}, {"role": "user", "content": 7}]', "[null]"):
         with open_page(browser, f"{server.url}/#tab=chat&conversation={damaged}&patterns={damaged}") as page:
             assert said(page) == []
 
@@ -226,6 +226,12 @@ def test_faults_are_told_in_one_sentence(chat: Page) -> None:
     answered(chat)
     expect(told).to_be_hidden()
     assert len(said(chat)) == 2
+    chat.select_option("#chat-must", "grammar")
+    chat.fill("#chat-grammar", "roo")
+    chat.click("#chat-settings > summary")
+    say(chat, "Hello")
+    expect(chat.locator("label:has(#chat-grammar) + #chat-error")).to_contain_text("Line 1 of the grammar has 'roo'")
+    expect(chat.locator("#chat-grammar")).to_be_focused()
 
 
 def test_an_answer_of_nothing(chat: Page) -> None:

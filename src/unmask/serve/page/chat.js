@@ -57,7 +57,7 @@ async function answer({ goesOn = false } = {}) {
   const before = goesOn ? conversation.pop().content : "", written = { role: "assistant", content: before };
   let showStep = null;
   $("chat-status").textContent = "waiting in the queue…";
-  following(() => { show(); showStep = showDraft(); showStep(before); });
+  following(() => { show(); showStep = showDraft(); if (before) showStep(before); });
   if (isFromLog) $("chat-stop").focus(); // the button that was used is gone
   try {
     let isComplete = false;

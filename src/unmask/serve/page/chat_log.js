@@ -38,11 +38,14 @@ function messageItem(role) {
 /* An answer that is being written, at the end of the log; returns what shows its next draft. A screen reader is told
    the whole answer at its end, instead of every step. */
 export function showDraft() {
-  const item = messageItem("assistant"), text = make("div", "said draft");
+  const item = messageItem("assistant"), text = make("div", "said draft soft", "…");
   item.setAttribute("aria-hidden", "true");
   item.append(text);
   $("chat-log").append(item);
-  return (draft) => text.replaceChildren(...draft.split(HOLE).flatMap((piece, index) => (index % 2 ? masks(Number(piece)) : [piece])));
+  return (draft) => {
+    text.classList.remove("soft");
+    text.replaceChildren(...draft.split(HOLE).flatMap((piece, index) => (index % 2 ? masks(Number(piece)) : [piece])));
+  };
 }
 
 function masks(count) {
