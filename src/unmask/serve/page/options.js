@@ -40,8 +40,9 @@ export class Options {
     $(`${prefix}options`).append(...this.basic.map((option) => this.#control(option)));
     $(`${prefix}further`).append(...FURTHER.map((option) => this.#control(option)));
     this.field("sampler").setAttribute("aria-describedby", `${prefix}sampler-help`);
-    for (const param of ["sampler", "block_size"]) this.field(param).addEventListener("input", () => this.#adapt());
-    $(`${prefix}sampler`).addEventListener("change", () => this.#adapt());
+    for (const param of ["sampler", "block_size"]) {
+      for (const kind of ["input", "change"]) this.field(param).addEventListener(kind, () => this.#adapt());
+    }
     for (const option of this.all) (option.isList ? keepList : keepField)(this.field(option.param).id);
   }
 
@@ -92,12 +93,12 @@ export class Options {
   #adapt() {
     const { defaults, caches, default_sampler: name } = model, sampler = this.field("sampler").value;
     if (!sampler) return; // no card yet
-    const blockSize = this.field("block_size").value, inBlocks = blockSize !== "" || defaults.block_size !== undefined;
+    const own = sampler === "default" || caches.length < 2 ? defaults : {}; // a sampler that is named is not the model's own
+    const blockSize = this.field("block_size").value, inBlocks = blockSize !== "" || own.block_size !== undefined;
     const { text, takesSteps } = samplerHelp(sampler, name, "temperature" in defaults && !("steps" in defaults));
     this.field("steps").disabled = !takesSteps;
     const told = sampler === "default" && blockSize !== "" ? "Block after block is written, from left to right." : text;
     $(`${this.prefix}sampler-help`).textContent = takesSteps && inBlocks ? `${told} The steps are those of a block.` : told;
-    const own = sampler === "default" || caches.length < 2 ? defaults : {};
     for (const { param, empty } of FURTHER.filter((each) => each.param.includes("block"))) this.field(param).placeholder = own[param] ?? empty;
     for (const param of IN_BLOCKS) this.field(param).disabled = !inBlocks;
   }
