@@ -93,6 +93,11 @@ def test_published_models_answer(family: str) -> None:
         assert choice["finish_reason"] == ("length" if len(alone.ids[0]) == 24 else "stop")
     assert parts["choices"][0]["text"].strip() == ended.strip()
     assert card["default_sampler"] == "blockwise"
+    inner, params = lm.denoiser.own_sampler.inner, lm.denoiser.own_sampler.inner.params
+    assert {name: card["defaults"].get(name) for name in vars(params)} == vars(params)
+    assert card["defaults"].get("steps") == inner.steps
+    assert card["defaults"].get("block_size") == (lm.denoiser.process.block_size or lm.denoiser.own_sampler.block_size)
+    assert card["caches"] == (["none", "prefix", "dual"] if lm.denoiser.process.block_size is None else ["none"])
 
 
 def _block_size(lm: LanguageModel) -> int | None:

@@ -168,7 +168,7 @@ def test_everything_has_a_name(page: Page) -> None:
     )
     assert nameless == []
     assert page.locator("[role=status]").count() >= 3
-    assert page.locator("[role=alert]").count() == 2
+    assert page.locator("[role=alert]").count() == 3
     assert page.get_attribute("html", "lang") == "en"
     assert page.locator("h1").all_text_contents() == ["unmask"]
     assert page.locator("h3").count() == 0  # no level is left out

@@ -105,6 +105,20 @@ def test_what_is_wrong_is_told(served: LiveServer, fields: dict[str, Any], messa
     assert message in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"grammar": "root ::= ab"}, "grammar"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, "response_format"),
+        ({"regex": "("}, "regex"),
+        ({"regex": ["a+", "("]}, "regex[1]"),
+    ],
+)
+def test_a_refusal_names_its_field(served: LiveServer, fields: dict[str, Any], param: str) -> None:
+    refused = served.post("/v1/infill", template="<mask:8> <mask:8>", **fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 def check_that_nobody_waits(served: LiveServer, schemas: list[Any]) -> None:
     """Two clients send these; a third one, and one that has a schema of its own, are answered all the time."""
 

@@ -83,7 +83,7 @@ class ChatRequest(GenerationRequest):
         if isinstance(choice, dict) and self.chosen_functions == []:
             raise field_error("tool_choice", "tool_choice names a function that is not among the tools")
         if self.must_call and self.structure is not None:
-            name = "regex" if self.regex else "grammar" if self.grammar else "response_format"
+            name = self.structure_field
             raise field_error(name, f"the answer must be a call of a tool, and cannot be what {name} asks for as well")
 
     _call: Structure | None = PrivateAttr(None)

@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from unmask.config import suggest
 from unmask.serve._engine import DeadlineError, EngineClosedError, InternalError, QueueFullError
 from unmask.serve._response_schemas import ErrorResponse
-from unmask.serve.limits import LimitError
+from unmask.serve.limits import FieldError
 from unmask.serve.service import NotReadyError, UnknownModelError
 from unmask.types import NonFiniteError
 
 ERROR_STATUS: dict[type[Exception], tuple[int, str]] = {
-    LimitError: (400, "invalid_request_error"),
+    FieldError: (400, "invalid_request_error"),
     UnknownModelError: (404, "invalid_request_error"),
     NonFiniteError: (500, "server_error"),
     ValueError: (400, "invalid_request_error"),
@@ -58,7 +58,7 @@ def to_error(error: Exception) -> tuple[int, ErrorResponse]:
         return error.status_code, ErrorResponse.make(_UNREADABLE_BODY if unreadable else str(error.detail))
     status, type_ = next(result for cls, result in ERROR_STATUS.items() if isinstance(error, cls))
     param, code = None, None
-    if isinstance(error, LimitError):
+    if isinstance(error, FieldError):
         param, code = error.param, error.code
     elif isinstance(error, UnknownModelError):
         param, code = "model", "model_not_found"

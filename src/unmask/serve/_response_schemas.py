@@ -187,6 +187,12 @@ class ModelCard(BaseModel):
     max_length: int = Field(description="The longest text, in tokens.")
     samplers: list[str] = Field(description="The names of samplers that fit the model.")
     default_sampler: str = Field(description="The sampler that the name `default` stands for.")
+    defaults: dict[str, int | float] = Field(
+        default_factory=dict,
+        description="Options that the sampler which the model comes with, or its blocks, decide if a request does not.",
+    )
+    caches: list[str] = Field(default_factory=list, description="The values of `cache` that fit the model.")
+    chat: bool = Field(default=False, description="Whether it has a chat template, and so answers conversations.")
     examples: list[ExampleTemplate] = Field(description="Templates to try.")
     limits: dict[str, int | float] = Field(description="The limits of the server, by name.")
     labels: list[str] | None = Field(

@@ -88,10 +88,8 @@ class GenerationRequest(_StrictRequest, SamplerOptions):
         description="Sampling temperature; 0 takes the most probable token. If none of `temperature`, `top_p` and"
         " `top_k` is given, a model that comes with a sampler keeps its own.",
     )
-    top_p: Annotated[float, AfterValidator(lambda p: p or _MIN_TOP_P)] | None = Field(
+    top_p: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: p or _MIN_TOP_P)] | None = Field(
         None,
-        ge=0,
-        le=1,
         description="Sample from the smallest set of this probability; 0 takes the most probable token.",
     )
     top_k: Annotated[int | None, _none_if(0, -1)] = Field(
@@ -114,6 +112,11 @@ class GenerationRequest(_StrictRequest, SamplerOptions):
         return False
 
     @property
+    def structure_field(self) -> str:
+        """The field that says what the text of each hole must match."""
+        return "regex" if self.regex else "grammar" if self.response_format is None else "response_format"
+
+    @property
     def structure(self) -> Structure | tuple[Structure | None, ...] | None:
         """What the text of each hole must match, or that of one after the other."""
         schema = None if self.response_format is None else Structure.schema_of_response(self.response_format)
@@ -129,7 +132,7 @@ class GenerationRequest(_StrictRequest, SamplerOptions):
         try:
             _ = self.structure
         except ValueError as error:
-            raise field_error("grammar" if self.response_format is None else "response_format", str(error)) from None
+            raise field_error(self.structure_field, str(error)) from None
         return self
 
 

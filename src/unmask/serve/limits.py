@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class LimitError(ValueError):
-    """A request above a limit; `param` is its field, `code` the machine-readable reason."""
+class FieldError(ValueError):
+    """A field of a request is refused; `param` is the field, `code` the machine-readable reason."""
 
     def __init__(self, param: str, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.code = param, code
+
+
+class LimitError(FieldError):
+    """A request above a limit."""
 
 
 @dataclass(frozen=True)

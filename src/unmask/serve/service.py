@@ -15,8 +15,9 @@ from unmask.diffusion.categorical import SamplingParams
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.guidance.structure.structure import Structure
-from unmask.model import LanguageModel
+from unmask.model import Denoiser, LanguageModel
 from unmask.sampling import PROCESS_SAMPLERS, SAMPLERS, Sampler
+from unmask.sampling.blockwise import CACHE_POLICIES
 from unmask.sampling.factory import default_sampler, make_sampler
 from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
@@ -26,7 +27,7 @@ from unmask.serve._response_schemas import ModelCard
 from unmask.serve._schemas import GenerationRequest
 from unmask.serve._structure_compiler import StructureCompiler
 from unmask.serve._text_codec import MaskedText, TextCodec
-from unmask.serve.limits import Limits
+from unmask.serve.limits import FieldError, Limits
 
 _DEFAULT_MAX_LENGTH = 4096
 """The longest sequence where the model has no limit."""
@@ -231,7 +232,7 @@ class Service:
         """The model, its samplers and the limits."""
         if self.classifies:
             return self._classifier_card()
-        denoiser = self.model.denoiser
+        denoiser, process = self.model.denoiser, self.model.denoiser.process
         max_tokens = min(self.max_length, self.limits.prompt_tokens, self.limits.max_tokens)
         return ModelCard(
             id=self.name,
@@ -242,6 +243,9 @@ class Service:
             max_length=self.max_length,
             samplers=self.sampler_names(),
             default_sampler=_sampler_name(default_sampler(self.model.denoiser, 1)),
+            defaults=_sampler_options(denoiser),
+            caches=["none"] if process.block_size or not process.has_masks else list(CACHE_POLICIES),
+            chat=self.model.chat_template is not None,
             examples=example_templates(self.codec.tokenizer, max_tokens),
             limits=asdict(self.limits),
         )
@@ -314,10 +318,17 @@ class Service:
         if not request.cfg_scale and wanted is None:
             return None
 
-        async def compiled(structure: Structure | None) -> TokenDFA | None:
-            return None if structure is None else await self.structure_compiler.compile(structure, deadline)
+        async def compiled(structure: Structure | None, param: str) -> TokenDFA | None:
+            try:
+                return None if structure is None else await self.structure_compiler.compile(structure, deadline)
+            except ValueError as error:
+                raise FieldError(param, str(error)) from None
 
-        each = tuple([await compiled(one) for one in wanted]) if isinstance(wanted, tuple) else await compiled(wanted)
+        each: TokenDFA | tuple[TokenDFA | None, ...] | None
+        if isinstance(wanted, tuple):
+            each = tuple([await compiled(one, f"regex[{index}]") for index, one in enumerate(wanted)])
+        else:
+            each = await compiled(wanted, request.structure_field)
         return Guidance(request.cfg_scale, each, end_ids=self.model.end_ids if request.may_end else ())
 
     @property
@@ -340,6 +351,16 @@ def _sampler_name(sampler: Sampler) -> str:
     """The name of a sampler in its table, or else the name of its class."""
     class_name = type(sampler).__name__
     return {**SAMPLERS.class_names, **PROCESS_SAMPLERS.class_names}.get(class_name, class_name)
+
+
+def _sampler_options(denoiser: Denoiser) -> dict[str, int | float]:
+    """The options that the model's own sampler and its blocks decide where a request does not."""
+    sampler, own = default_sampler(denoiser), denoiser.own_sampler
+    options = {"block_size": getattr(sampler, "block_size", None) or denoiser.process.block_size}
+    if own is not None and isinstance(denoiser.process, own.processes):
+        params = getattr(sampler.inner or sampler, "params", SamplingParams())
+        options |= {"steps": sampler.steps, "sub_block_size": getattr(sampler, "sub_block_size", None), **vars(params)}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _with_steps(sampler: Sampler, steps: int | None) -> Sampler:

@@ -5,36 +5,51 @@ import { capital } from "./common.js";
 const NO_ANSWER = "The server does not answer. Is it still running?";
 const CONNECTION_LOST = "The connection to the server broke off. Is it still running?";
 
-/* An error whose message is shown to the user. */
-export class UserError extends Error {}
+/* An error whose message is shown to the user; `param` is the field of the request that was refused, if it was one,
+   `field` the control that was. */
+export class UserError extends Error {
+  constructor(message, { param, field, isTooLong = false } = {}) {
+    super(message);
+    Object.assign(this, { param, field, isTooLong });
+  }
+}
 
-/* The model card of /v1/models, once it is loaded. */
+/* The card of the chosen model, once /v1/models has answered. */
 export const model = { max_length: Infinity, limits: {} };
 
-export const tooLong = () => {
+/* Every request names the chosen model. */
+export const withModel = (body) => ({ model: model.id, ...body });
+
+export function tooLong(advice = "Shorten the text or its holes.") {
   const maxTokens = Math.min(model.limits.max_tokens ?? Infinity, model.max_length);
   const hiddenNote = maxTokens < model.max_length ? `, at most ${maxTokens} of them hidden` : "";
-  return `This is too long: the model takes ${model.max_length} tokens at once${hiddenNote}. Shorten the text or its holes.`;
-};
+  return `This is too long: the model takes ${model.max_length} tokens at once${hiddenNote}. ${advice}`;
+}
 
 const MESSAGES = {
-  401: () => "This server wants its token: load the page again, and give the token as the password.",
-  413: () => "This text is too long for the server: try a shorter one.",
-  429: () => "The server is busy: try again in a few seconds.",
-  500: () => "Something went wrong in the server: its log says what.",
-  504: () => "This took too long: ask for fewer tokens, steps or candidates.",
-  timeout: () => "This took too long: ask for fewer tokens, steps or candidates.",
-  context_length_exceeded: tooLong,
-  max_tokens: tooLong,
-  prompt_tokens: tooLong,
+  401: "This server wants its token: load the page again, and give the token as the password.",
+  413: "This text is too long for the server: try a shorter one.",
+  429: "The server is busy: try again in a few seconds.",
+  500: "Something went wrong in the server: its log says what.",
+  504: "This took too long: ask for fewer tokens, steps or candidates.",
+  timeout: "This took too long: ask for fewer tokens, steps or candidates.",
 };
 
-export function errorMessage(status, { message = "", type, param, code } = {}) {
-  const known = [status, type, code, param].map((key) => MESSAGES[key]).find(Boolean);
-  if (known) return known();
+/* What is too long by the server's words: the model's length, or the server's own limits. */
+const TOO_LONG = ["context_length_exceeded", "max_tokens", "prompt_tokens"];
+
+function errorMessage(status, { message = "", type }) {
+  const known = MESSAGES[status] ?? MESSAGES[type];
+  if (known) return known;
   const [, characters] = message.match(/unknown to the tokenizer \((.+?)\) and cannot be written/) || [];
   if (characters) return `This model does not know some characters (${characters}): leave them out. The examples show what the model reads.`;
   return message ? `${capital(message).replace(/[.]$/, "")}.` : `The server answered with the status ${status}.`;
+}
+
+/* The error of a response or of a stream; the status of a stream is that of its beginning, so it is not given. */
+function toUserError(error = {}, status = undefined) {
+  const isTooLong = TOO_LONG.some((name) => [error.code, error.param].includes(name));
+  return new UserError(isTooLong ? tooLong() : errorMessage(status, error), { param: error.param, isTooLong });
 }
 
 /* Replace any error by a UserError, except when the user stopped the request. */
@@ -42,15 +57,16 @@ const rethrowAs = (text) => (error) => { throw error.name === "AbortError" ? err
 
 export async function callApi(path, body, signal) {
   const options = body === undefined ? {} : {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(withModel(body)), signal,
   };
   const response = await fetch(path, options).catch(rethrowAs(NO_ANSWER));
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
-  throw new UserError(errorMessage(response.status, error));
+  throw toUserError(error, response.status);
 }
 
-/* Server-sent events of a POST request (EventSource supports GET only). */
+/* Server-sent events of a POST request (EventSource supports GET only): their names and data; OpenAI's have no names,
+   and end with [DONE], whose data is null. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -65,25 +81,9 @@ export async function* events(response) {
         event[line.slice(0, colon)] = line.slice(colon + 2);
       }
       rest = rest.slice(end + 2);
-      const data = JSON.parse(event.data);
-      if (event.event === "error") throw new UserError(errorMessage(0, data.error));
+      const data = event.data === "[DONE]" ? null : JSON.parse(event.data);
+      if (event.event === "error") throw toUserError(data.error);
       yield { name: event.event, data };
     }
   }
-}
-
-/* The number in a field; undefined if the field is optional and empty. */
-export function readNumber(field) {
-  const { disabled, validity, value, labels } = field;
-  if (disabled || (value === "" && !validity.badInput && !field.required)) return undefined;
-  const isInteger = !field.hasAttribute("step");
-  const invalid = validity.badInput || validity.valueMissing || validity.rangeUnderflow || validity.rangeOverflow;
-  if (invalid || (isInteger && !Number.isInteger(Number(value)))) {
-    field.setAttribute("aria-invalid", "true");
-    field.addEventListener("input", () => field.removeAttribute("aria-invalid"), { once: true });
-    field.focus();
-    const name = labels[0].textContent.trim(), kind = isInteger ? "a whole number" : "a number";
-    throw new UserError(`${name} must be ${kind} from ${field.min} to ${field.max}.`);
-  }
-  return Number(value);
 }

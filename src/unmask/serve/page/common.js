@@ -23,11 +23,6 @@ export function svg(name, attributes, text = "") {
   return element;
 }
 
-export function showError(form, text) {
-  $(`${form}-error`).textContent = text;
-  $(`${form}-error`).hidden = !text;
-}
-
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 const labels = new WeakMap(); // of buttons that show a confirmation now

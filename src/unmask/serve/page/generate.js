@@ -1,14 +1,18 @@
 /* The form that fills holes, continues a text or generates one from nothing. */
 
-import { $, bringIntoView, copyToClipboard, showError, insertText } from "./common.js";
-import { callApi, events, UserError, model, readNumber, tooLong } from "./api.js";
-import { address, saveState } from "./state.js";
+import { $, bringIntoView, copyToClipboard, insertText } from "./common.js";
+import { callApi, events, UserError, model, tooLong, withModel } from "./api.js";
+import { Constraint } from "./constraint.js";
+import { readNumber, showError } from "./form.js";
+import { Options, setDefault } from "./options.js";
+import { address, keep, keepField, saveState } from "./state.js";
 import { showPrevious, startPlayback, focusToken, lastStep, onTokenFixed, pause, show, playback } from "./playback.js";
 
 const HOLE = /<mask(?::(\d+))?>/g;
 const MALFORMED_HOLE = /<\s*mask|\[mask|_{3}/i;
 
 const mode = () => document.querySelector("[name=mode]:checked").value;
+let options, constraint;
 
 function showMode() {
   const filling = mode() === "fill", nothing = mode() === "nothing";
@@ -18,11 +22,22 @@ function showMode() {
   $("length").disabled = filling;
   $("text-label").textContent = filling ? "Your text, with holes" : "Your text, to be continued";
   $("go").textContent = filling ? "Fill the holes" : nothing ? "Write" : "Continue";
-  const shown = $("text").value, example = model.examples?.find((each) => shown === each.template || shown === visiblePrefix(each));
+  const example = shownExample();
   if (example) setText(example, true);
+  showHoles();
+}
+
+/* What patterns are for: the holes of the text, or what is written after it. */
+function showHoles() {
+  constraint.showHoles(mode() === "fill" ? ($("text").value.match(HOLE) ?? []) : [""]);
+  const count = options.countFurther() + (constraint.kind === "any" ? 0 : 1);
+  $("more-count").textContent = count ? ` (${count} set)` : "";
 }
 
 const visiblePrefix = (example) => example.template.split("<mask")[0];
+
+/* The example that is in the field, if it is one. */
+export const shownExample = () => model.examples?.find((each) => [each.template, visiblePrefix(each)].includes($("text").value));
 
 /* Put an example into the field; with `replace`, also over text that is there. */
 export function setText(example, replace) {
@@ -34,7 +49,8 @@ export function setText(example, replace) {
   } else if (replace || !$("text").value) {
     $("text").value = text;
   }
-  showError("write", "");
+  showError("write");
+  showHoles();
 }
 
 function segments(template) {
@@ -54,7 +70,7 @@ async function hideSelection() {
   const field = $("text"), start = field.selectionStart, end = field.selectionEnd;
   const before = field.value, chosen = before.slice(start, end);
   if (!chosen) throw new UserError("Select the words to hide first.");
-  showError("write", "");
+  showError("write");
   // Holes inside the selection count with their own lengths.
   let tokens = 0;
   for (const piece of segments(chosen)) {
@@ -79,10 +95,7 @@ function requestedSegments() {
 function request() {
   const pieces = requestedSegments();
   if (pieces.reduce((sum, piece) => sum + (typeof piece === "number" ? piece : 0), 0) > model.max_length) throw new UserError(tooLong());
-  return {
-    segments: pieces, n: readNumber($("n")), steps: readNumber($("steps")), sampler: $("sampler").value,
-    temperature: readNumber($("temperature")), top_p: readNumber($("top-p")), seed: readNumber($("seed")),
-  };
+  return { segments: pieces, ...options.read(), ...constraint.read() };
 }
 
 /* The segments of a request, with the fixed tokens taken out of its holes. */
@@ -113,7 +126,7 @@ function setBusy(on) {
 }
 
 async function run(body, fixed = new Map(), focus = null) {
-  showError("write", "");
+  showError("write");
   pause();
   saveState();
   if (activeRequest) activeRequest.abort();
@@ -152,9 +165,9 @@ async function run(body, fixed = new Map(), focus = null) {
     setStatus(doneMessage(lastStep(), body.steps));
   } catch (error) {
     if (activeRequest !== controller) return;
-    if (error.name === "AbortError") setStatus("stopped");
-    else showError("write", error.message);
-    if (error.name !== "AbortError") $("write-status").textContent = "";
+    if (error.name === "AbortError") return setStatus("stopped");
+    $("write-status").textContent = "";
+    showError("write", error);
   } finally {
     if (activeRequest === controller) {
       setBusy(false);
@@ -181,12 +194,12 @@ function submit(event) {
   try {
     run(request());
   } catch (error) {
-    showError("write", error.message);
+    showError("write", error);
   }
 }
 
 function curl(body) {
-  const text = JSON.stringify(body).replaceAll("'", "'\\''");
+  const text = JSON.stringify(withModel(body)).replaceAll("'", "'\\''");
   return `curl ${location.origin}/v1/infill -H 'Content-Type: application/json' -d '${text}'`;
 }
 
@@ -196,9 +209,25 @@ function copyLink() {
   copyToClipboard($("copy-link"), url, fits ? "Copied" : "Copied, without the text: it is too long");
 }
 
+/* What the chosen model allows: the length of what is written, and its options. */
+function showModel() {
+  options.showModel();
+  const length = model.max_length >= 256 ? 48 : Math.max(1, Math.min(16, Math.floor(model.max_length / 3)));
+  $("length").max = Math.min(model.max_length, model.limits.max_tokens);
+  setDefault($("length"), String(Math.min(length, $("length").max)));
+  showHoles();
+}
+
+/* Set the form up; returns what follows the chosen model, and the API's description. */
 export function setUpGenerating() {
-  const hide = () => hideSelection().catch((error) => showError("write", error.message));
-  for (const radio of document.querySelectorAll("[name=mode]")) radio.addEventListener("change", showMode);
+  const modes = [...document.querySelectorAll("[name=mode]")];
+  keep("mode", { read: mode, write: (value) => modes.find((each) => each.value === value)?.click(), initial: () => "fill" });
+  keepField("text", true);
+  keepField("length");
+  options = new Options("");
+  constraint = new Constraint("", "What is written");
+  const hide = () => hideSelection().catch((error) => showError("write", error));
+  for (const radio of modes) radio.addEventListener("change", showMode);
   $("text").addEventListener("keydown", (event) => {
     if (event.key.toLowerCase() === "m" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
@@ -207,9 +236,12 @@ export function setUpGenerating() {
   });
   $("make-hole").addEventListener("click", hide);
   $("write-form").addEventListener("submit", submit);
+  for (const kind of ["input", "change"]) $("write-form").addEventListener(kind, showHoles);
   $("stop").addEventListener("click", () => activeRequest && activeRequest.abort());
   $("back").addEventListener("click", showPrevious);
   $("copy-link").addEventListener("click", copyLink);
   $("copy-curl").addEventListener("click", () => copyToClipboard($("copy-curl"), $("curl").textContent));
   showMode();
+  const describe = ({ InfillRequest }) => { options.describe(InfillRequest); constraint.describe(); };
+  return { showModel, describe };
 }

@@ -1,35 +1,49 @@
-/* The page: its tabs, the model it talks to, and its two forms. */
+/* The page: its tabs, and the model that it talks to. */
 
-import { $, button, capital, make } from "./common.js";
-import { samplerHelp } from "./samplers.js";
-import { setUpScoring, setScoreText } from "./score.js";
-import { callApi, model } from "./api.js";
-import { saveStateSoon, restoreSampler, setUpState } from "./state.js";
+import { $, button, capital } from "./common.js";
+import { callApi, model, UserError } from "./api.js";
+import { setChoices } from "./form.js";
+import { choicesChanged, keep, keepList, saveStateSoon, setUpState } from "./state.js";
+import { setUpChat } from "./chat.js";
+import { setText, setUpGenerating, shownExample } from "./generate.js";
 import { setUpPlayback } from "./playback.js";
-import { setUpGenerating, setText } from "./generate.js";
+import { setUpScoring, setScoreText } from "./score.js";
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const shownTabs = () => tabs.filter((tab) => !tab.hidden);
+const panelOf = (tab) => tab.getAttribute("aria-controls");
+const chosenTab = () => tabs.find((tab) => tab.getAttribute("aria-selected") === "true");
+
+const forms = []; // each can show a model's facts, and what the API's description says of its controls
+let cards = []; // of the models that write text
 
 function choose(tab) {
-  for (const each of document.querySelectorAll("[role=tab]")) {
+  for (const each of tabs) {
     const chosen = each === tab;
     each.setAttribute("aria-selected", chosen);
     each.tabIndex = chosen ? 0 : -1;
-    $(each.getAttribute("aria-controls")).hidden = !chosen;
+    $(panelOf(each)).hidden = !chosen;
   }
   saveStateSoon();
 }
 
 function setUpTabs() {
-  const tabs = [...document.querySelectorAll("[role=tab]")];
-  for (const [index, tab] of tabs.entries()) {
+  for (const tab of tabs) {
     tab.addEventListener("click", () => choose(tab));
     tab.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      const next = tabs[(index + step + tabs.length) % tabs.length];
-      choose(next);
-      next.focus();
+      const shown = shownTabs(), last = shown.length - 1, index = shown.indexOf(tab);
+      const next = { ArrowRight: index === last ? 0 : index + 1, ArrowLeft: index === 0 ? last : index - 1, Home: 0, End: last }[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      choose(shown[next]);
+      shown[next].focus();
     });
   }
+  keep("tab", {
+    read: () => panelOf(chosenTab()),
+    write: (value) => choose(tabs.find((tab) => panelOf(tab) === value) ?? tabs[0]),
+    initial: () => panelOf(tabs[0]),
+  });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
@@ -38,58 +52,66 @@ function setUpTabs() {
   });
 }
 
-function showSamplerHelp() {
-  const { text, takesSteps } = samplerHelp($("sampler").value, model.default_sampler);
-  $("sampler-help").textContent = text;
-  $("steps").disabled = !takesSteps;
-}
-
-function showSamplers() {
-  $("sampler").replaceChildren(...model.samplers.map((name) => {
-    const option = make("option", "", name === "default" ? `default: ${model.default_sampler}` : name);
-    option.value = name;
-    return option;
-  }));
-  $("sampler").addEventListener("change", showSamplerHelp);
-  showSamplerHelp();
-  restoreSampler();
-}
-
-function showLimits() {
-  for (const field of ["n", "steps", "draws"]) $(field).max = model.limits[field];
-  $("length").max = Math.min(model.max_length, model.limits.max_tokens);
-  const length = model.max_length >= 256 ? 48 : Math.max(1, Math.min(16, Math.floor(model.max_length / 3)));
-  const untouched = $("length").value === $("length").defaultValue;
-  $("length").defaultValue = Math.min(length, $("length").max);
-  if (untouched) $("length").value = $("length").defaultValue;
-}
-
-function showExamples() {
+/* The model's examples; `replace` the text that is there, an example of another model. */
+function showExamples(replace) {
   for (const [group, set] of [["examples", setText], ["score-examples", setScoreText]]) {
-    $(group).append(...model.examples.map((example) => button(example.name, () => set(example, true), "small")));
+    const buttons = model.examples.map((example) => button(example.name, () => set(example, true), "small"));
+    $(group).replaceChildren($(group).firstElementChild, ...buttons);
     $(group).hidden = false;
-    set(model.examples[0], false);
   }
+  setText(model.examples[0], replace);
+  setScoreText(model.examples[0], false);
 }
 
-async function loadModel() {
+/* Talk to the chosen model: all controls follow its card. */
+function useChosenModel() {
+  const isExample = shownExample() !== undefined;
+  Object.assign(model, cards.find(({ id }) => id === $("chosen-model").value));
+  const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
+  const name = cards.length > 1 ? "" : `${model.id}: `;
+  $("model").textContent = `${name}${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
+  for (const form of forms) form.showModel();
+  showExamples(isExample);
+}
+
+/* The models that write text; the chosen one stays. */
+function showModels() {
+  setChoices($("chosen-model"), cards.map(({ id }) => [id, id]));
+  choicesChanged($("chosen-model"));
+  $("model-choice").hidden = cards.length < 2;
+  $("tab-chat").hidden = !cards.some((card) => card.chat);
+  if (chosenTab().hidden) choose(tabs[0]);
+  useChosenModel();
+}
+
+const getJson = async (path) => (await callApi(path)).json();
+
+/* Learn what the server has, and again as long as it loads models, which it lists once they are loaded. */
+async function loadModels() {
+  let isLoading = true;
   try {
-    const { data: [card] } = await (await callApi("/v1/models")).json();
-    Object.assign(model, card);
-    const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
-    $("model").textContent = `${model.id}: ${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
-    showSamplers();
-    showLimits();
-    showExamples();
+    const [{ data }, { models = {} }] = await Promise.all(["/v1/models", "/health"].map(getJson));
+    const found = data.filter((card) => card.samplers.length); // a classifier writes nothing
+    isLoading = !found.length || Object.values(models).includes("loading");
+    if (!found.length) throw new UserError("No model that writes text is loaded yet.");
+    if (!cards.length) {
+      const { components } = await getJson("/openapi.json");
+      for (const form of forms) form.describe(components.schemas);
+    }
+    if (found.length !== cards.length) {
+      cards = found;
+      showModels();
+    }
   } catch (error) {
-    $("model").textContent = capital(error.message);
-    setTimeout(loadModel, 2000);
+    if (!cards.length) $("model").textContent = capital(error.message);
   }
+  if (isLoading) setTimeout(loadModels, 2000);
 }
 
+keepList("chosen-model");
 setUpTabs();
-setUpGenerating();
+forms.push(setUpGenerating(), setUpChat(), setUpScoring());
 setUpPlayback();
-setUpScoring();
 setUpState();
-loadModel();
+$("chosen-model").addEventListener("change", useChosenModel);
+loadModels();

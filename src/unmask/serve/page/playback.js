@@ -1,6 +1,7 @@
 /* Playback of a sampler's steps: the candidates, and the slider that moves between steps. */
 
 import { $, button, copyToClipboard, make } from "./common.js";
+import { isConstrained } from "./constraint.js";
 import { showTokenDetail, hideTokenDetail } from "./token_detail.js";
 
 const MAX_HISTORY = 50;
@@ -157,7 +158,7 @@ function pickToken(index, element) {
   picked = { index, position };
   element.classList.add("picked");
   showTokenDetail(token, playback.fixed.has(position), {
-    fixToken: (other) => fixToken(index, position, { ...token, ...other }),
+    fixToken: isConstrained(playback.body) ? null : (other) => fixToken(index, position, { ...token, ...other }),
     releaseToken: () => fixToken(index, position, null),
     close: () => { clearPicked(); element.isConnected && element.focus({ preventScroll: true }); hideTokenDetail(); },
   });

@@ -11,13 +11,16 @@ const SAMPLERS = {
   "joint-threshold": ["everything that the model is sure enough of is written, and what it now doubts is corrected", false],
   remdm: ["tokens may be hidden again and written anew, which corrects mistakes", true],
   autoregressive: ["from left to right, one token after the other", false],
-  blockwise: ["block after block, from left to right; the steps are those of a block", true],
+  blockwise: ["block after block, from left to right", true],
   "uniform-ancestral": ["all holes are written in every step, and corrected in the next", true],
   "ratio-ancestral": ["all holes are written in every step, and corrected in the next", true],
 };
 
-export function samplerHelp(name, defaultSampler) {
-  const [description, takesSteps] = SAMPLERS[name === "default" ? defaultSampler : name] || ["", true];
-  const label = [name === "default" ? `For this model, “default” is ${defaultSampler}` : `The sampler ${name}`, description].filter(Boolean).join(": ");
+/* The sampler `name` in a sentence; `ownWithoutSteps`: that of the model, “default”, takes none. */
+export function samplerHelp(name, defaultSampler, ownWithoutSteps) {
+  const isDefault = name === "default";
+  const [description, usuallyTakesSteps] = SAMPLERS[isDefault ? defaultSampler : name] || ["", true];
+  const takesSteps = usuallyTakesSteps && !(isDefault && ownWithoutSteps);
+  const label = [isDefault ? `For this model, “default” is ${defaultSampler}` : `The sampler ${name}`, description].filter(Boolean).join(": ");
   return { text: takesSteps ? `${label}.` : `${label}. It takes as many steps as it needs.`, takesSteps };
 }

@@ -1,8 +1,9 @@
 /* The form that scores a text. */
 
-import { $, bringIntoView, make, showError, svg, insertText, visible } from "./common.js";
-import { callApi, UserError, readNumber } from "./api.js";
-import { saveState } from "./state.js";
+import { $, bringIntoView, make, svg, insertText, visible } from "./common.js";
+import { callApi, model, UserError } from "./api.js";
+import { readNumber, showError } from "./form.js";
+import { keepField, saveState } from "./state.js";
 import { moveFocus } from "./playback.js";
 
 /* Put an example into the field; with `replace`, also over text that is there. */
@@ -14,18 +15,18 @@ export function setScoreText(example, replace) {
   }
   insertText(field, 0, field.value.length, example.text);
   before.focus({ preventScroll: true });
-  showError("score", "");
+  showError("score");
 }
 
 function scoreRequest() {
   const text = $("score-text").value;
-  if (!text) throw new UserError("There is no text to score yet: type or paste one.");
+  if (!text) throw new UserError("There is no text to score yet: type or paste one.", { field: $("score-text") });
   return { text, draws: readNumber($("draws")) };
 }
 
 async function score(event) {
   event.preventDefault();
-  showError("score", "");
+  showError("score");
   saveState();
   $("score-go").disabled = true;
   try {
@@ -34,7 +35,7 @@ async function score(event) {
     showScore(await (await callApi("/v1/score", body)).json());
     bringIntoView($("scored"));
   } catch (error) {
-    showError("score", error.message);
+    showError("score", error);
   } finally {
     $("score-status").textContent = "";
     $("score-go").disabled = false;
@@ -102,7 +103,11 @@ function plot(parts) {
   }));
 }
 
+/* Set the form up; returns what follows the chosen model. */
 export function setUpScoring() {
+  keepField("score-text", true);
+  keepField("draws");
   $("score-form").addEventListener("submit", score);
   $("surprise").addEventListener("keydown", moveFocus);
+  return { showModel: () => { $("draws").max = model.limits.draws; }, describe: () => {} };
 }

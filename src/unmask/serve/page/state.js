@@ -1,40 +1,71 @@
-/* The state of the page, kept in the URL's fragment, which browsers do not send to the server. */
+/* The state of the page, kept in the URL's fragment, which browsers do not send to the server. What is too long for a
+   URL is kept in the browser's own history only. */
 
 import { $ } from "./common.js";
 
-const FIELDS = ["text", "length", "n", "steps", "temperature", "top-p", "seed", "sampler", "score-text", "draws"];
-const TEXTS = ["text", "score-text"];
 const MAX_FRAGMENT = 8000;
-const CHOICES = { mode: "[name=mode]", tab: "[role=tab]" };
+const kept = new Map(); // what is kept, by its name in the fragment
+const wanted = new Map(); // values of lists that are not filled yet
+let saveTimer = 0;
 
-const defaultOf = (id) => (id === "sampler" ? "default" : $(id).defaultValue);
-const current = {
-  mode: () => document.querySelector("[name=mode]:checked").value,
-  tab: () => document.querySelector("[role=tab][aria-selected=true]").getAttribute("aria-controls"),
-};
-let saveTimer = 0, sampler = "";
+/* Keep what `read()` returns, a text; `write(text)` restores it, and `initial()` is left out. Texts that are `long` are
+   left out of a URL that they do not fit into. */
+export const keep = (name, { read, write, initial, long = false }) => kept.set(name, { read, write, initial, long });
 
-function fragment(extra, ids) {
+export function keepField(id, long = false) {
+  const field = $(id);
+  const write = (value) => {
+    if (field.value === value) return;
+    field.value = value;
+    field.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  keep(id, { read: () => field.value, write, initial: () => field.defaultValue, long });
+}
+
+/* A list whose first choice is the default; `choicesChanged` restores a choice that was not there yet. */
+export function keepList(id) {
+  const list = $(id);
+  list.addEventListener("change", () => wanted.delete(id));
+  keep(id, { read: () => wanted.get(id) ?? list.value, write: (value) => select(list, value), initial: () => list.options[0]?.value ?? "" });
+}
+
+function select(list, value) {
+  wanted.delete(list.id);
+  if (value === "") return; // the default of a list that is not filled yet
+  if (![...list.options].some((option) => option.value === value)) wanted.set(list.id, value);
+  else if (list.value !== value) {
+    list.value = value;
+    list.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+}
+
+export function choicesChanged(list) {
+  if (wanted.has(list.id)) select(list, wanted.get(list.id));
+}
+
+function fragment(extra, names) {
   const params = new URLSearchParams();
-  if (current.tab() !== "write") params.set("tab", current.tab());
-  if (current.mode() !== "fill") params.set("mode", current.mode());
-  for (const id of ids) if ($(id).value !== defaultOf(id)) params.set(id, $(id).value);
-  for (const [id, value] of Object.entries(extra)) params.set(id, value);
+  for (const name of names) {
+    const { read, initial } = kept.get(name), value = read();
+    if (value !== initial()) params.set(name, value);
+  }
+  for (const [name, value] of Object.entries(extra)) params.set(name, value);
   return `#${params}`;
 }
 
-/* The URL of the page's state, and whether the texts fit into it. */
+/* The URL of the page's state, and whether the texts fit into it; `full` is the fragment with all of them. */
 export function address(extra = {}) {
-  const full = fragment(extra, FIELDS), fits = full.length <= MAX_FRAGMENT;
-  const short = fits ? full : fragment(extra, FIELDS.filter((id) => !TEXTS.includes(id)));
-  return { url: `${location.origin}${location.pathname}${short}`, fits };
+  const names = [...kept.keys()], full = fragment(extra, names), fits = full.length <= MAX_FRAGMENT;
+  const short = fits ? full : fragment(extra, names.filter((name) => !kept.get(name).long));
+  return { url: `${location.origin}${location.pathname}${short}`, fits, full };
 }
 
 export function saveState() {
   clearTimeout(saveTimer);
   saveTimer = 0;
-  const { url } = address();
-  if (url !== location.href) history.replaceState(null, "", url);
+  const { url, fits, full } = address();
+  const beyondUrl = fits ? null : full;
+  if (url !== location.href || beyondUrl !== history.state) history.replaceState(beyondUrl, "", url);
 }
 
 /* Browsers limit how often the URL may change, so changes are collected. */
@@ -43,28 +74,9 @@ export function saveStateSoon() {
 }
 
 function restore() {
-  const params = new URLSearchParams(location.hash.slice(1));
-  const known = [...FIELDS, ...Object.keys(CHOICES)].some((id) => params.has(id));
-  if (!known) return;
-  for (const id of FIELDS) {
-    const value = params.get(id) ?? defaultOf(id);
-    if (id !== "sampler" && $(id).value !== value) $(id).value = value;
-  }
-  sampler = params.get("sampler") ?? "default";
-  restoreSampler();
-  for (const [name, all] of Object.entries(CHOICES)) {
-    const selected = params.get(name) ?? { mode: "fill", tab: "write" }[name];
-    const element = [...document.querySelectorAll(all)].find((each) => selected === (each.value || each.getAttribute("aria-controls")));
-    if (element) element.click();
-  }
-}
-
-/* The samplers are known only after /v1/models has answered. */
-export function restoreSampler() {
-  if (!sampler || ![...$("sampler").options].some((option) => option.value === sampler)) return;
-  $("sampler").value = sampler;
-  $("sampler").dispatchEvent(new Event("change", { bubbles: true }));
-  sampler = "";
+  const params = new URLSearchParams((history.state ?? location.hash).slice(1));
+  if (![...kept.keys()].some((name) => params.has(name))) return;
+  for (const [name, { write, initial }] of kept) write(params.get(name) ?? initial());
 }
 
 export function setUpState() {

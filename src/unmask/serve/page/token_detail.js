@@ -19,9 +19,11 @@ function makeTitle(token, fixed) {
   return title;
 }
 
-function choiceButton(other, maxProbability, chosen, fixToken) {
-  const row = button("", () => fixToken({ id: other.id, text: other.text, logprob: Math.log(other.probability) }), chosen ? "choice chosen" : "choice");
-  row.setAttribute("aria-label", `${visible(other.text)}, ${percent(other.probability)}: keep it here and write the rest anew`);
+/* A token and its probability; a button to fix it, if it can be. */
+function choiceRow(other, maxProbability, chosen, fixToken) {
+  const className = chosen ? "choice chosen" : "choice", fix = () => fixToken({ id: other.id, text: other.text, logprob: Math.log(other.probability) });
+  const row = fixToken ? button("", fix, className) : make("div", className);
+  if (fixToken) row.setAttribute("aria-label", `${visible(other.text)}, ${percent(other.probability)}: keep it here and write the rest anew`);
   if (chosen) row.setAttribute("aria-current", "true");
   const track = make("span", "track"), bar = make("span", "bar");
   bar.style.width = `${100 * other.probability / maxProbability}%`;
@@ -30,13 +32,15 @@ function choiceButton(other, maxProbability, chosen, fixToken) {
   return row;
 }
 
+/* `fixToken` is null where no token can be fixed. */
 export function showTokenDetail(token, fixed, { fixToken, releaseToken, close }) {
   const others = choices(token), maxProbability = Math.max(...others.map((other) => other.probability), 1e-12);
   const bars = make("div", "bars");
-  bars.append(...others.map((other) => choiceButton(other, maxProbability, other.id === token.id, fixToken)));
+  bars.append(...others.map((other) => choiceRow(other, maxProbability, other.id === token.id, fixToken)));
   const closeButton = button("✕", close, "close");
   closeButton.setAttribute("aria-label", "Close");
-  const foot = make("p", "soft", others.length ? "Click one: it stays here, and the rest is written anew around it." : "The model was not asked about this token.");
+  const advice = fixToken ? "Click one: it stays here, and the rest is written anew around it." : "One alone cannot be kept, because the whole hole has to match.";
+  const foot = make("p", "soft", others.length ? advice : "The model was not asked about this token.");
   const parts = [makeTitle(token, fixed), bars, foot, closeButton];
   if (fixed) parts.splice(3, 0, button("Let the model choose again", releaseToken, "small"));
   $("detail").replaceChildren(...parts);
