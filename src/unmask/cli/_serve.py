@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unmask.cli._arguments import AllowCodeFlag, InlineLoadOptions, LoadOptions, ModelPath, load_model
+from unmask.cli._arguments import AllowCodeFlag, InlineLoadOptions, LoadOptions, ModelPaths, load_model
 from unmask.cli._generate import compute_fastest
 from unmask.hardware.onednn import limit_onednn_caches
 from unmask.serve.limits import Limits
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: ModelPath,
+    model: ModelPaths,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
@@ -32,59 +35,52 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008
     allow_code: AllowCodeFlag = False,
 ) -> None:
-    """Serve a model over HTTP: an OpenAI-compatible API, and a web page; or a classifier.
+    """Serve models over HTTP: an OpenAI-compatible API, and a web page; classifiers, too.
+
+    Requests choose one of several models by its name, `model`; the first one answers those that name none.
 
     For example:
       unmask serve runs/demo
+      unmask serve small=runs/demo reviews=runs/reviews
       UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine
 
     Args:
-        model: A model folder, of unmask or in a published format, a name on the hub, or a classifier's folder.
+        model: A model folder, of unmask or in a published format, a name on the hub, or a classifier's folder; with
+            NAME= before it, requests call it by that name, and else by the folder's.
         host: The address to listen on; one that other machines can reach needs a token.
         port: The port to listen on; 0 takes a free one, and prints it.
         token: The token that clients must send (Authorization: Bearer TOKEN); by default the variable UNMASK_TOKEN.
         allow_host: Further host names under which clients may reach this server.
         allow_origin: Sites whose pages may use this server, as in https://my.site:3000; * allows all.
-        max_batch: Texts that are generated at the same time.
-        max_queue: Texts that may wait; further requests are answered with 429.
-        prefix_cache_mb: Megabytes for what was read of prompts, which later requests that begin alike do not read
-            again; 0 keeps nothing. It is used by autoregressive and block diffusion models.
+        max_batch: Texts that a model generates at the same time.
+        max_queue: Texts that may wait for a model; further requests are answered with 429.
+        prefix_cache_mb: Megabytes, for each model, for what was read of prompts, which later requests that begin alike
+            do not read again; 0 keeps nothing. It is used by autoregressive and block diffusion models.
         shutdown_timeout: Seconds after SIGTERM in which running requests may finish.
         both_strands: For DNA: average predictions over both strands, at twice the cost.
     """
+    _check_numbers(port, shutdown_timeout, max_batch=max_batch, max_queue=max_queue, prefix_cache_mb=prefix_cache_mb)
     limit_onednn_caches()
     try:
+        from unmask.serve.models import ServedModels
         from unmask.serve.server import serve as run
         from unmask.serve.service import Service
     except ImportError as error:
         raise ValueError(
             f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
         ) from None
-    _check_numbers(port, shutdown_timeout, max_batch=max_batch, max_queue=max_queue, prefix_cache_mb=prefix_cache_mb)
-    from unmask.pretrained import resolve_model_folder
-
-    if not resolve_model_folder(model).exists():
-        load_model(model, allow_code=allow_code)  # raises with what is missing, before the server starts
-    from unmask.classification import is_classifier, load_classifier
-
-    classifies = is_classifier(model)
-    if classifies and weights.dtype not in ("auto", "float32"):
-        raise ValueError(f"a classifier computes in float32: leave out --dtype {weights.dtype}")
-    service = Service(
-        model.resolve().name, limits, max_batch, max_queue, classifies=classifies, prefix_cache_mb=prefix_cache_mb
-    )
-
-    def load() -> LanguageModel | Classifier:
-        if classifies:
-            return load_classifier(model, allow_code=allow_code)
-        lm = load_model(model, require_tokenizer=True, allow_code=allow_code, options=weights)
-        lm.denoiser.prepack()
-        compute_fastest(lm, weights)
-        return lm.with_both_strands() if both_strands else lm
-
+    options = _ModelOptions(weights, both_strands, allow_code)
+    services, loads = [], []
+    for path in model:
+        name, folder = _split_name(path)
+        classifies = options.check(folder)
+        services.append(
+            Service(name, limits, max_batch, max_queue, classifies=classifies, prefix_cache_mb=prefix_cache_mb)
+        )
+        loads.append(partial(options.load, folder, classifies))
     run(
-        service,
-        load,
+        ServedModels(services),
+        loads,
         host,
         port,
         token or os.environ.get("UNMASK_TOKEN"),
@@ -93,6 +89,48 @@ def serve(
         allow_origin,
         log=lambda line: print(line, file=sys.stderr, flush=True),
     )
+
+
+@dataclass(frozen=True)
+class _ModelOptions:
+    """How models are loaded."""
+
+    weights: LoadOptions
+    both_strands: bool
+    allow_code: bool
+
+    def check(self, folder: Path) -> bool:
+        """Whether it is a classifier; raises what can be known to be missing before the server starts."""
+        from unmask.classification import is_classifier
+        from unmask.pretrained import resolve_model_folder
+
+        if not resolve_model_folder(folder).exists():
+            load_model(folder, allow_code=self.allow_code)
+        classifies = is_classifier(folder)
+        if classifies and self.weights.dtype not in ("auto", "float32"):
+            raise ValueError(f"a classifier computes in float32: leave out --dtype {self.weights.dtype}")
+        return classifies
+
+    def load(self, folder: Path, classifies: bool) -> LanguageModel | Classifier:
+        """The model, ready to compute as fast as this machine can."""
+        from unmask.classification import load_classifier
+
+        if classifies:
+            return load_classifier(folder, allow_code=self.allow_code)
+        lm = load_model(folder, require_tokenizer=True, allow_code=self.allow_code, options=self.weights)
+        lm.denoiser.prepack()
+        compute_fastest(lm, self.weights)
+        return lm.with_both_strands() if self.both_strands else lm
+
+
+def _split_name(path: Path) -> tuple[str, Path]:
+    """Name and folder of `NAME=FOLDER`, or of a folder."""
+    name, equals, folder = str(path).partition("=")
+    if not equals or path.exists():
+        return path.resolve().name, path
+    if not name or not folder:
+        raise ValueError(f"{path} must be a model's folder, or a name and its folder, as in small=runs/demo")
+    return name, Path(folder)
 
 
 def _check_numbers(port: int, shutdown_timeout: float, **sizes: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.hardware.memory import is_out_of_memory
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 from unmask.serve._prefix_store import PrefixStore
 from unmask.serve._scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start
 from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
@@ -107,7 +107,7 @@ class Engine:
     def __init__(
         self,
         load: Callable[[], EngineModel],
-        metrics: Metrics,
+        metrics: EngineMetrics,
         max_batch: int = 32,
         max_queue: int = 256,
         on_ready: Callable[[], None] = lambda: None,

@@ -11,18 +11,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from unmask.classification import Classifier
-from unmask.model import LanguageModel
 from unmask.serve._app import create_app
 from unmask.serve._connection import Connection
 from unmask.serve._engine import SHUTDOWN_GRACE_SECONDS
 from unmask.serve._middleware import LOOPBACK_HOSTS, validate_origin
+from unmask.serve.models import Load, ServedModels
 from unmask.serve.service import Service
 
 _FINAL_RESPONSE_SECONDS = 2.0
@@ -30,29 +29,29 @@ _FINAL_RESPONSE_SECONDS = 2.0
 
 
 class GracefulServer(uvicorn.Server):
-    """A uvicorn server that closes the service first, while waiting clients can still get a response.
+    """A uvicorn server that closes the engines first, while waiting clients can still get a response.
 
     Running requests are finished or, after `shutdown_timeout` seconds, answered with an error.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, shutdown_timeout: float, **options: Any) -> None:
+    def __init__(self, app: ASGIApp, models: ServedModels, shutdown_timeout: float, **options: Any) -> None:
         limit = math.ceil(shutdown_timeout + SHUTDOWN_GRACE_SECONDS + _FINAL_RESPONSE_SECONDS)
         options = {"http": Connection, "ws": "none", **options}
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=limit, **options))
-        self.service, self.shutdown_timeout = service, shutdown_timeout
-        self.engine_stopped = True
-        """Whether the engine's thread has ended; otherwise the process must exit without it."""
+        self.models, self.shutdown_timeout = models, shutdown_timeout
+        self.engines_stopped = True
+        """Whether the engines' threads have ended; otherwise the process must exit without them."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        closing = asyncio.create_task(asyncio.to_thread(self.service.close, self.shutdown_timeout))
+        closing = asyncio.create_task(self.models.close(self.shutdown_timeout))
         await super().shutdown(sockets)
-        await self.service.close_structure_compiler()
-        self.engine_stopped = await closing
+        await self.models.close_structure_compilers()
+        self.engines_stopped = await closing
 
 
 def serve(
-    service: Service,
-    load: Callable[[], LanguageModel | Classifier],
+    models: ServedModels,
+    loads: Sequence[Load],
     host: str,
     port: int,
     token: str | None = None,
@@ -61,10 +60,11 @@ def serve(
     allowed_origins: Collection[str] = (),
     log: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until a signal arrives; `load` loads the model while the server already answers /health.
+    """Serve until a signal arrives; `loads` load the models while the server already answers /health.
 
     A host that other machines can reach needs a token. SIGTERM ends the server when running requests are
-    finished, at the latest after `shutdown_timeout` seconds and a few more for error responses.
+    finished, at the latest after `shutdown_timeout` seconds and a few more for error responses. It also ends if none of
+    its models can be loaded.
     """
     if not _is_loopback(host) and not token:
         raise ValueError(
@@ -76,30 +76,33 @@ def serve(
     listener = _bind_socket(host, port)
     failed: list[Exception] = []
 
-    def on_failure(error: Exception) -> None:
+    def on_failure(service: Service, error: Exception) -> None:
         failed.append(error)
-        server.should_exit = True
+        if len(failed) == len(models.services):
+            server.should_exit = True
+        else:
+            log(f"{service.name} could not be loaded: {error}")
 
     def on_startup() -> None:
-        service.start(load, lambda: log(f"{service.name} is ready"), on_failure)
+        models.start(loads, lambda service: log(f"{service.name} is ready"), on_failure)
 
     hosts = {*LOOPBACK_HOSTS, host, *allowed_hosts}
-    app = create_app(service, on_startup, hosts, token, allowed_origins)
-    server = GracefulServer(app, service, shutdown_timeout, log_level="warning", access_log=False, server_header=False)
+    app = create_app(models, on_startup, hosts, token, allowed_origins)
+    server = GracefulServer(app, models, shutdown_timeout, log_level="warning", access_log=False, server_header=False)
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal again after shutdown; the process shall still exit with 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
     shown = f"[{host}]" if ":" in host else host
-    log(f"http://{shown}:{listener.getsockname()[1]}/ (loading {service.name})")
+    log(f"http://{shown}:{listener.getsockname()[1]}/ (loading {models.title})")
     try:
         server.run(sockets=[listener])
     finally:
         listener.close()
-    if not server.engine_stopped:
+    if not server.engines_stopped:
         # A stuck thread cannot be joined, and would crash in the interpreter's shutdown.
         sys.stderr.flush()
         os._exit(1)
-    if failed:
+    if len(failed) == len(models.services):
         raise failed[0]
 
 

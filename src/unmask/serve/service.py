@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from unmask.classification import Classifier
-from unmask.config import lookup, suggest
+from unmask.config import lookup
 from unmask.diffusion.categorical import SamplingParams
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
@@ -21,7 +21,7 @@ from unmask.sampling.factory import default_sampler, make_sampler
 from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 from unmask.serve._response_schemas import ModelCard
 from unmask.serve._schemas import GenerationRequest
 from unmask.serve._structure_compiler import StructureCompiler
@@ -124,8 +124,9 @@ class Service:
         self.name, self.limits, self.max_batch, self.max_queue = name, limits, max_batch, max_queue
         self.stuck_after, self.samplers, self.classifies = stuck_after, dict(samplers or {}), classifies
         self.prefix_bytes = prefix_cache_mb * 1_000_000
-        self.metrics, self.created = Metrics(), int(time.time())
+        self.metrics, self.created = EngineMetrics(), int(time.time())
         self._engine: Engine | None = None
+        self._failed = False
         self._codec: TextCodec | None = None
         self._structure_compiler: StructureCompiler | None = None
 
@@ -150,13 +151,17 @@ class Service:
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
 
+        def failed(error: Exception) -> None:
+            self._failed = True
+            on_failure(error)
+
         self._engine = Engine(
             loaded,
             self.metrics,
             self.max_batch,
             self.max_queue,
             on_ready,
-            on_failure,
+            failed,
             self.stuck_after,
             self.prefix_bytes,
         )
@@ -173,6 +178,8 @@ class Service:
     def check_alive(self) -> None:
         """Raise if the engine has ended or is stuck."""
         engine = self._engine
+        if self._failed:
+            raise EngineClosedError(f"the model {self.name!r} could not be loaded; the server's log says why")
         if engine is not None and not engine.alive:
             raise EngineClosedError("the server is stopping")
         if engine is not None and engine.stuck:
@@ -185,6 +192,22 @@ class Service:
     def ready(self) -> bool:
         """Whether the model is loaded."""
         return self._engine is not None and self._engine.ready
+
+    def check_ready(self) -> None:
+        """Raise if the model is not loaded, or cannot answer."""
+        _ = self.engine
+
+    @property
+    def state(self) -> Literal["loading", "ready", "stuck", "failed", "stopped"]:
+        """What the model is at."""
+        engine = self._engine
+        if self._failed:
+            return "failed"
+        if engine is not None and not engine.alive:
+            return "stopped"
+        if engine is None or not engine.ready:
+            return "loading"
+        return "stuck" if engine.stuck else "ready"
 
     @property
     def engine(self) -> Engine:
@@ -261,12 +284,6 @@ class Service:
         """The samplers that requests may name; before the model is loaded, those of all models."""
         masked = not self.ready or self.model.denoiser.process.has_masks
         return ["default", *(SAMPLERS if masked else ()), *self.samplers]
-
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model."""
-        if name is not None and name != self.name:
-            hint = suggest(name, [self.name])
-            raise UnknownModelError(f"there is no model {name!r} here{hint}; this server has {self.name!r}")
 
     def deadline(self, timeout: float | None) -> float:
         """The deadline of a request that arrives now, as a time of `time.monotonic`."""

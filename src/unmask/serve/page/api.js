@@ -42,7 +42,7 @@ const rethrowAs = (text) => (error) => { throw error.name === "AbortError" ? err
 
 export async function callApi(path, body, signal) {
   const options = body === undefined ? {} : {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ model: model.id, ...body }), signal,
   };
   const response = await fetch(path, options).catch(rethrowAs(NO_ANSWER));
   if (response.ok) return response;

@@ -74,7 +74,9 @@ function showExamples() {
 
 async function loadModel() {
   try {
-    const { data: [card] } = await (await callApi("/v1/models")).json();
+    const { data: cards } = await (await callApi("/v1/models")).json();
+    const card = cards.find((each) => each.labels === null);  // a classifier fills no holes
+    if (!card) throw new UserError("The model is still being loaded.");
     Object.assign(model, card);
     const size = new Intl.NumberFormat("en", { notation: "compact" }).format(model.num_parameters);
     $("model").textContent = `${model.id}: ${model.objective}, ${size} parameters, up to ${model.max_length} tokens`;
