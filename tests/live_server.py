@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
 from unmask.objectives import Objective
 from unmask.serve._app import create_app
+from unmask.serve._listening import bind_socket
 from unmask.serve.limits import Limits
 from unmask.serve.models import Load, ServedModels
-from unmask.serve.server import GracefulServer, _bind_socket
+from unmask.serve.server import GracefulServer
 from unmask.serve.service import Service
 
 ALPHABET = "abcdefgh \n"
@@ -67,7 +68,7 @@ def live_server(
         if ready:
             models.start([lambda: model or language_model(), *(others or {}).values()])
 
-    listening = _bind_socket("127.0.0.1", 0)
+    listening = bind_socket("127.0.0.1", 0)
     app = create_app(models, on_startup, {"127.0.0.1", "localhost"}, token, allowed_origins)
     server = GracefulServer(app, models, shutdown_timeout, log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

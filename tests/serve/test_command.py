@@ -21,8 +21,8 @@ import unmask
 from live_server import language_model, metric, wait_until
 from processes import run_program
 from unmask import DiTConfig, LanguageModel, Tokenizer
+from unmask.serve._listening import bind_socket, is_loopback
 from unmask.serve.limits import Limits
-from unmask.serve.server import _bind_socket, _is_loopback
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
 
 def test_answers_do_not_wait_for_more_to_send() -> None:
     """asyncio switches Nagle's algorithm off only on sockets that say they are TCP."""
-    with _bind_socket("127.0.0.1", 0) as listening:
+    with bind_socket("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
 
 
@@ -170,8 +170,8 @@ def test_limits_are_limits() -> None:
 
 
 def test_loopback() -> None:
-    assert all(map(_is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
-    assert not any(map(_is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
 
 
 NEVER = """

@@ -17,6 +17,7 @@ from unmask.serve.limits import Limits
 if TYPE_CHECKING:
     from unmask.classification import Classifier
     from unmask.model import LanguageModel
+    from unmask.serve.workers import WorkerSeat
 
 
 def serve(
@@ -29,6 +30,7 @@ def serve(
     max_batch: int = 32,
     max_queue: int = 256,
     prefix_cache_mb: int = 256,
+    workers: int = 1,
     shutdown_timeout: float = 30.0,
     both_strands: bool = False,
     weights: InlineLoadOptions = LoadOptions(),  # noqa: B008
@@ -41,7 +43,7 @@ def serve(
 
     For example:
       unmask serve runs/demo
-      unmask serve small=runs/demo reviews=runs/reviews
+      unmask serve small=runs/demo reviews=runs/reviews --workers 2
       UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine
 
     Args:
@@ -56,51 +58,57 @@ def serve(
         max_queue: Texts that may wait for a model; further requests are answered with 429.
         prefix_cache_mb: Megabytes, for each model, for what was read of prompts, which later requests that begin alike
             do not read again; 0 keeps nothing. It is used by autoregressive and block diffusion models.
+        workers: Processes behind the port, each with the models, its own batch, queue and prefixes, and its share of
+            the cores; one that dies is started again.
         shutdown_timeout: Seconds after SIGTERM in which running requests may finish.
         both_strands: For DNA: average predictions over both strands, at twice the cost.
     """
-    _check_numbers(port, shutdown_timeout, max_batch=max_batch, max_queue=max_queue, prefix_cache_mb=prefix_cache_mb)
-    limit_onednn_caches()
-    try:
-        from unmask.serve.models import ServedModels
-        from unmask.serve.server import serve as run
-        from unmask.serve.service import Service
-    except ImportError as error:
-        raise ValueError(
-            f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
-        ) from None
-    options = _ModelOptions(weights, both_strands, allow_code)
-    services, loads = [], []
-    for path in model:
-        name, folder = _split_name(path)
-        classifies = options.check(folder)
-        services.append(
-            Service(name, limits, max_batch, max_queue, classifies=classifies, prefix_cache_mb=prefix_cache_mb)
-        )
-        loads.append(partial(options.load, folder, classifies))
-    run(
-        ServedModels(services),
-        loads,
-        host,
+    _check_numbers(
         port,
-        token or os.environ.get("UNMASK_TOKEN"),
-        allow_host,
         shutdown_timeout,
-        allow_origin,
-        log=lambda line: print(line, file=sys.stderr, flush=True),
+        max_batch=max_batch,
+        max_queue=max_queue,
+        prefix_cache_mb=prefix_cache_mb,
+        workers=workers,
     )
+    token = token or os.environ.get("UNMASK_TOKEN")
+    options = _Options(
+        tuple(map(_split_name, model)), host, port, token, allow_host, allow_origin, max_batch, max_queue,
+        prefix_cache_mb, shutdown_timeout, both_strands, weights, limits, allow_code, workers > 1,
+    )  # fmt: skip
+    if workers == 1:
+        _serve(options)
+        return
+    from unmask.serve.workers import serve_workers
+
+    title = ", ".join(name for name, _ in options.models)
+    code = serve_workers(partial(_work, options), workers, host, port, token, shutdown_timeout, title, _log)
+    if code:
+        sys.exit(code)
 
 
 @dataclass(frozen=True)
-class _ModelOptions:
-    """How models are loaded."""
+class _Options:
+    """What the command was given."""
 
-    weights: LoadOptions
+    models: tuple[tuple[str, Path], ...]
+    host: str
+    port: int
+    token: str | None
+    allow_host: tuple[str, ...]
+    allow_origin: tuple[str, ...]
+    max_batch: int
+    max_queue: int
+    prefix_cache_mb: int
+    shutdown_timeout: float
     both_strands: bool
+    weights: LoadOptions
+    limits: Limits
     allow_code: bool
+    shares_weights: bool
 
     def check(self, folder: Path) -> bool:
-        """Whether it is a classifier; raises what can be known to be missing before the server starts."""
+        """Whether a model is a classifier; raises what can be known to be missing before the server starts."""
         from unmask.classification import is_classifier
         from unmask.pretrained import resolve_model_folder
 
@@ -111,16 +119,68 @@ class _ModelOptions:
             raise ValueError(f"a classifier computes in float32: leave out --dtype {self.weights.dtype}")
         return classifies
 
-    def load(self, folder: Path, classifies: bool) -> LanguageModel | Classifier:
-        """The model, ready to compute as fast as this machine can."""
+    def load(self, name: str, folder: Path, classifies: bool, measured: dict[str, str]) -> LanguageModel | Classifier:
+        """The model, ready to compute as fast as this machine can; `measured` has the types of weights that were found
+        to be fastest, so that all workers write the same texts."""
         from unmask.classification import load_classifier
 
         if classifies:
             return load_classifier(folder, allow_code=self.allow_code)
         lm = load_model(folder, require_tokenizer=True, allow_code=self.allow_code, options=self.weights)
-        lm.denoiser.prepack()
-        compute_fastest(lm, self.weights)
+        lm.denoiser.prepack(replace=not self.shares_weights)
+        measured[name] = compute_fastest(lm, self.weights, measured.get(name), replace=not self.shares_weights)
         return lm.with_both_strands() if self.both_strands else lm
+
+
+def _serve(options: _Options, seat: WorkerSeat | None = None) -> None:
+    """Serve in this process."""
+    limit_onednn_caches()
+    try:
+        from unmask.serve.models import ServedModels
+        from unmask.serve.server import serve as run
+        from unmask.serve.service import Service
+    except ImportError as error:
+        raise ValueError(
+            f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
+        ) from None
+    services, loads, measured = [], [], {} if seat is None else seat.measured
+    for name, folder in options.models:
+        classifies = options.check(folder)
+        services.append(
+            Service(
+                name,
+                options.limits,
+                options.max_batch,
+                options.max_queue,
+                classifies=classifies,
+                prefix_cache_mb=options.prefix_cache_mb,
+            )
+        )
+        loads.append(partial(options.load, name, folder, classifies, measured))
+    run(
+        ServedModels(services),
+        loads,
+        options.host,
+        options.port,
+        options.token,
+        options.allow_host,
+        options.shutdown_timeout,
+        options.allow_origin,
+        log=_log if seat is None else lambda line: _log(f"worker {seat.index}: {line}"),
+        seat=seat,
+    )
+
+
+def _work(options: _Options, seat: WorkerSeat) -> None:
+    """Serve in one of several processes."""
+    os.setpgid(0, 0)  # signals of the terminal are for the supervisor
+    from unmask.cli import run_command
+
+    run_command(lambda: _serve(options, seat))
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _split_name(path: Path) -> tuple[str, Path]:

@@ -111,7 +111,7 @@ def _add_server_routes(app: FastAPI, models: ServedModels) -> None:
     @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics in the text format of Prometheus."""
-        return Response(models.render_metrics(), media_type="text/plain; version=0.0.4")
+        return Response(await models.render_metrics(), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models", tags=["model"], name="models")
     async def list_models() -> ModelList:

@@ -7,6 +7,7 @@ machine's sockets.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import h11
@@ -46,6 +47,7 @@ class Connection(H11Protocol):
         self._receiving: Literal["head", "body"] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
+        self.on_lost: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,6 +58,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_deadline(None)
         super().connection_lost(exc)
+        self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -14,6 +14,7 @@ from unmask.config import suggest
 from unmask.model import LanguageModel
 from unmask.serve._metrics import RequestMetrics, render_metrics
 from unmask.serve._response_schemas import ModelCard
+from unmask.serve._worker import Worker
 from unmask.serve.service import NotReadyError, Service, UnknownModelError
 
 Load = Callable[[], LanguageModel | Classifier]
@@ -35,6 +36,8 @@ class ServedModels:
             if names.count(name) > 1:
                 raise ValueError(f"two models are called {name!r}: give them different names, as in other={name}")
         self.services, self.metrics = tuple(services), RequestMetrics()
+        self.peers: Worker | None = None
+        """This process as one of several behind a port."""
         self.language_models = tuple(service for service in services if not service.classifies)
         self.classifiers = tuple(service for service in services if service.classifies)
 
@@ -106,10 +109,15 @@ class ServedModels:
         """What each model is at: loading, ready, stuck, failed or stopped."""
         return {service.name: service.state for service in self.services}
 
-    def render_metrics(self) -> bytes:
-        """The metrics of requests, and those of each engine with its model's name, in the text format of Prometheus."""
+    def render_own_metrics(self) -> bytes:
+        """The metrics of this process: of its requests, and of each engine with its model's name."""
         engines = [({"model": service.name}, service.metrics.registry.collect()) for service in self.services]
         return render_metrics([({}, self.metrics.registry.collect()), *engines])
+
+    async def render_metrics(self) -> bytes:
+        """The metrics in the text format of Prometheus; of all workers, if this process is one of several."""
+        own = self.render_own_metrics()
+        return own if self.peers is None else await self.peers.render_metrics(own)
 
     def check_alive(self, name: str | None) -> None:
         """Raise if the model of that name has ended or is stuck; without a name, if no model is left."""
