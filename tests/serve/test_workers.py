@@ -39,9 +39,9 @@ class Workers:
     def __init__(self, process: subprocess.Popen[str], url: str, log: list[str]) -> None:
         self.process, self.url, self.log = process, url, log
 
-    def pids(self) -> dict[int, int]:
-        """The process of each worker, by its number."""
-        found = {}
+    def pids(self) -> set[int]:
+        """The processes of the workers."""
+        found = set()
         for entry in os.listdir("/proc"):
             if entry.isdigit():
                 try:
@@ -50,7 +50,7 @@ class Workers:
                 except OSError:
                     continue
                 if int(parent) == self.process.pid and b"spawn_main" in command:
-                    found[int(entry)] = int(entry)
+                    found.add(int(entry))
         return found
 
     def forward_passes(self) -> dict[str, float]:
@@ -82,6 +82,20 @@ def workers(*arguments: str, num_workers: int = 2) -> Iterator[Workers]:
         stderr.close()
 
 
+def mapped_weights(pid: int) -> tuple[int, int]:
+    """Bytes of the mapped weights that a process has changed, and all that it uses."""
+    own = used = 0
+    is_weights = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if "-" in name:
+            is_weights = line.endswith(".weights")
+        elif is_weights and name in ("Rss", "Private_Dirty", "Anonymous"):
+            size = int(rest.split()[0]) * 1024
+            used, own = (used + size, own) if name == "Rss" else (used, own + size)
+    return own, used
+
+
 def ask(url: str, count: int, threads: int = 4) -> Sequence[httpx.Response]:
     """The answers to as many requests, each on a connection of its own."""
     with ThreadPoolExecutor(threads) as pool:
@@ -101,6 +115,9 @@ def test_workers_share_the_work_and_one_that_is_killed_is_started_again(folder: 
         assert metric(text, "unmask_requests_total", route="/v1/infill", status="200") == 24
         assert text.count("# TYPE unmask_requests_total") == 1
 
+        for pid in served.pids():
+            own, shared = mapped_weights(pid)
+            assert (own, shared > 50_000) == (0, True)
         victim = min(served.pids())
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: any("SIGKILL" in line for line in served.log))

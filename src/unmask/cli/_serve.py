@@ -74,7 +74,7 @@ def serve(
     token = token or os.environ.get("UNMASK_TOKEN")
     options = _Options(
         tuple(map(_split_name, model)), host, port, token, allow_host, allow_origin, max_batch, max_queue,
-        prefix_cache_mb, shutdown_timeout, both_strands, weights, limits, allow_code, workers > 1,
+        prefix_cache_mb, shutdown_timeout, both_strands, weights, limits, allow_code,
     )  # fmt: skip
     if workers == 1:
         _serve(options)
@@ -105,7 +105,6 @@ class _Options:
     weights: LoadOptions
     limits: Limits
     allow_code: bool
-    shares_weights: bool
 
     def check(self, folder: Path) -> bool:
         """Whether a model is a classifier; raises what can be known to be missing before the server starts."""
@@ -119,16 +118,30 @@ class _Options:
             raise ValueError(f"a classifier computes in float32: leave out --dtype {self.weights.dtype}")
         return classifies
 
-    def load(self, name: str, folder: Path, classifies: bool, measured: dict[str, str]) -> LanguageModel | Classifier:
-        """The model, ready to compute as fast as this machine can; `measured` has the types of weights that were found
-        to be fastest, so that all workers write the same texts."""
-        from unmask.classification import load_classifier
+    def load(self, index: int, classifies: bool, seat: WorkerSeat | None) -> LanguageModel | Classifier:
+        """The model of that index, ready to compute as fast as this machine can.
 
+        Workers have one copy of its weights, and all compute in the type that was the fastest for the first of them, so
+        that they write the same texts.
+        """
+        from unmask.classification import load_classifier
+        from unmask.serve.workers import share_weights
+
+        name, folder = self.models[index]
         if classifies:
-            return load_classifier(folder, allow_code=self.allow_code)
+            classifier = load_classifier(folder, allow_code=self.allow_code)
+            if seat is not None:
+                share_weights(classifier.network, seat, index)
+            return classifier
         lm = load_model(folder, require_tokenizer=True, allow_code=self.allow_code, options=self.weights)
-        lm.denoiser.prepack(replace=not self.shares_weights)
-        measured[name] = compute_fastest(lm, self.weights, measured.get(name), replace=not self.shares_weights)
+        lm.denoiser.prepack(replace=seat is None)
+        if seat is None:
+            compute_fastest(lm, self.weights)
+        else:
+            measured = seat.measured.get(name)
+            seat.measured[name] = compute_fastest(lm, self.weights, measured, replace=False)
+            share_weights(lm.denoiser, seat, index)
+            lm.denoiser.prepack(replace=False)  # what was reordered for the other copy is no longer used
         return lm.with_both_strands() if self.both_strands else lm
 
 
@@ -143,8 +156,8 @@ def _serve(options: _Options, seat: WorkerSeat | None = None) -> None:
         raise ValueError(
             f"serving needs the extra serve: pip install 'unmask[serve]' ({error.name} is missing)"
         ) from None
-    services, loads, measured = [], [], {} if seat is None else seat.measured
-    for name, folder in options.models:
+    services, loads = [], []
+    for index, (name, folder) in enumerate(options.models):
         classifies = options.check(folder)
         services.append(
             Service(
@@ -156,7 +169,7 @@ def _serve(options: _Options, seat: WorkerSeat | None = None) -> None:
                 prefix_cache_mb=options.prefix_cache_mb,
             )
         )
-        loads.append(partial(options.load, name, folder, classifies, measured))
+        loads.append(partial(options.load, index, classifies, seat))
     run(
         ServedModels(services),
         loads,

@@ -22,9 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask.serve._listening import bind_socket, check_token, shown_url
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _CLOSING_SECONDS = 8.0
 """Seconds beyond the shutdown timeout after which workers that have not ended are killed."""
@@ -36,8 +39,9 @@ _RETRY_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class WorkerSeat:
-    """What a worker process is given: its number, the socket that brings it connections, a folder in which each worker
-    has a socket for the metrics of the others, and what the first worker has measured, for those after it."""
+    """What a worker process is given: its number, the socket that brings it connections, a folder with the weights that
+    all workers share and a socket for each worker's metrics, and what the first worker has measured, for those after
+    it."""
 
     index: int
     channel: socket.socket
@@ -242,6 +246,13 @@ def serve_workers(
     listener = bind_socket(host, port)
     log(f"{shown_url(host, listener)} (loading {title} in {num_workers} workers)")
     return Supervisor(work, num_workers, listener, shutdown_timeout, log).run()
+
+
+def share_weights(network: nn.Module, seat: WorkerSeat, index: int) -> None:
+    """Keep the weights of the model of that index once for all workers."""
+    from unmask.serve._shared_weights import share_weights as share
+
+    share(network, seat.folder / f"{index}.weights")
 
 
 def _cause(code: int) -> str:
