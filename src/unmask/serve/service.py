@@ -21,6 +21,7 @@ from unmask.sampling.factory import default_sampler, make_sampler
 from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
+from unmask.serve._jobs import StepEvent
 from unmask.serve._metrics import EngineMetrics
 from unmask.serve._response_schemas import ModelCard
 from unmask.serve._schemas import GenerationRequest
@@ -30,6 +31,14 @@ from unmask.serve.limits import Limits
 
 _DEFAULT_MAX_LENGTH = 4096
 """The longest sequence where the model has no limit."""
+
+
+_MAX_UNREAD_TOKENS = 1 << 22
+"""Tokens of drafts that may wait for a client that reads them more slowly than they are written: 150 MB."""
+
+
+class SlowReaderError(Exception):
+    """The client reads its stream too slowly."""
 
 
 class NotReadyError(Exception):
@@ -53,13 +62,13 @@ class RequestHandle:
     def __init__(self, engine: Engine, jobs: Sequence[Job], deadline: float, stream: bool) -> None:
         loop = asyncio.get_running_loop()
         self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
-        self._deadline = deadline
+        self._deadline, self._unread_tokens = deadline, 0
 
         def event_fn(index: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
             def emit(event: Any) -> None:
                 # Called in the engine's thread; the server's event loop may be closed already.
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._events.put_nowait, (index, wrap(event)))
+                    loop.call_soon_threadsafe(self._put, index, wrap(event))
 
             return emit
 
@@ -68,6 +77,17 @@ class RequestHandle:
             for index, task in enumerate(self._tasks):
                 task.on_progress = event_fn(index, lambda event: event)
         engine.submit(self._tasks)
+
+    def _put(self, index: int, event: Any) -> None:
+        """Keep an event until it is read; the request ends if there are too many."""
+        self._unread_tokens += _num_tokens(event)
+        if self._unread_tokens <= _MAX_UNREAD_TOKENS:
+            self._events.put_nowait((index, event))
+        elif not self._tasks[index].cancelled.is_set():
+            self.cancel()
+            self._events.put_nowait(
+                (index, Finished(SlowReaderError("the stream is read more slowly than it is written")))
+            )
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
         """(index of the sequence, event) until all are Finished; an error of any sequence is raised.
@@ -82,6 +102,7 @@ class RequestHandle:
                         index, event = await self._events.get()
                 except TimeoutError:
                     raise DeadlineError("the deadline has passed") from None
+                self._unread_tokens -= _num_tokens(event)
                 if isinstance(event, Finished):
                     if isinstance(event.result, Exception):
                         raise event.result
@@ -337,6 +358,11 @@ class Service:
     def submit(self, jobs: Sequence[Job], deadline: float, stream: bool = False) -> RequestHandle:
         """Queue the sequences of a request; with `stream`, they report every step."""
         return RequestHandle(self.engine, jobs, deadline, stream)
+
+
+def _num_tokens(event: Any) -> int:
+    """The tokens of a draft that an event has."""
+    return len(event.ids) if isinstance(event, StepEvent) else 0
 
 
 def _sampler_name(sampler: Sampler) -> str:
