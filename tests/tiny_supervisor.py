@@ -33,6 +33,8 @@ def work(mode: str, seat: workers.WorkerSeat) -> None:
         connection = socket.socket(fileno=descriptors[0])
         connection.sendall(f"{seat.index} {os.getpid()} {told}\n".encode())
         held.append(connection)
+        if mode == "gets-stuck" and seat.index == 0 and len(held) == 3:
+            seat.channel.sendall(b"stuck\n")
 
 
 def main() -> None:

@@ -69,6 +69,12 @@ def test_connections_go_to_the_worker_with_the_fewest() -> None:
         assert later == {0: 10, 1: 10}  # level by now, whoever was first
 
 
+def test_a_stuck_worker_gets_no_connections_while_there_is_another() -> None:
+    with supervised("gets-stuck") as served:
+        both(served)
+        wait_until(lambda: {served.connect()[0] for _ in range(20)} == {1})
+
+
 def test_what_the_first_worker_measured_is_told_to_the_others() -> None:
     with supervised() as served:
         told = {}

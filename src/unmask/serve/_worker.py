@@ -16,6 +16,8 @@ from unmask.serve.workers import WorkerSeat
 
 _MAX_HANDED = 64
 """Connections that are taken at once."""
+_WATCH_SECONDS = 1.0
+"""Seconds between two looks at whether the engines answer."""
 _PEER_SECONDS = 1.0
 """Seconds for the metrics of another worker."""
 
@@ -23,8 +25,8 @@ _PEER_SECONDS = 1.0
 class Worker:
     """The worker's side of a seat.
 
-    Connections arrive as file descriptors; the supervisor is told when one is closed, and when the models are loaded.
-    If it is gone, the worker ends as after SIGTERM.
+    Connections arrive as file descriptors; the supervisor is told when one is closed, when the models are loaded, and
+    when the engines are stuck, so that connections go to others. If it is gone, the worker ends as after SIGTERM.
     """
 
     def __init__(self, seat: WorkerSeat) -> None:
@@ -37,6 +39,7 @@ class Worker:
         make_protocol: Callable[[], asyncio.Protocol],
         on_orphaned: Callable[[], None],
         own_metrics: Callable[[], bytes],
+        is_alive: Callable[[], bool],
     ) -> None:
         """Take connections from now on, and tell the metrics to the other workers."""
         self._loop, self._make_protocol, self._on_orphaned = asyncio.get_running_loop(), make_protocol, on_orphaned
@@ -51,10 +54,21 @@ class Worker:
         self._own_address.unlink(missing_ok=True)  # of one that died
         self._server = await asyncio.start_unix_server(tell, self._own_address)
         self._loop.add_reader(self._channel, self._receive)
+        self._watching = self._loop.create_task(self._watch(is_alive))
         self._tell(b"up\n")
+
+    async def _watch(self, is_alive: Callable[[], bool]) -> None:
+        """Tell when the engines are stuck, and when they go on."""
+        was_alive = True
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if is_alive() != was_alive:
+                was_alive = not was_alive
+                self._tell(b"ready {}\n" if was_alive else b"stuck\n")
 
     async def stop(self) -> None:
         """Take what has been handed over, and no more."""
+        self._watching.cancel()
         self._loop.remove_reader(self._channel)
         self._receive()
         self._server.close()

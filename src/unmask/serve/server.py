@@ -50,7 +50,9 @@ class GracefulServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._worker is not None:
-            await self._worker.start(self._make_connection, self._on_orphaned, self.models.render_own_metrics)
+            await self._worker.start(
+                self._make_connection, self._on_orphaned, self.models.render_own_metrics, self._is_alive
+            )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._worker is not None:
@@ -66,6 +68,9 @@ class GracefulServer(uvicorn.Server):
         connection = Connection(self.config, self.server_state, self.lifespan.state)
         connection.on_lost = self._worker.connection_closed
         return connection
+
+    def _is_alive(self) -> bool:
+        return not {"stuck", "stopped", "failed"} >= set(self.models.states().values())
 
     def _on_orphaned(self) -> None:
         self.should_exit = True

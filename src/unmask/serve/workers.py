@@ -58,7 +58,7 @@ class _Worker:
     is_up: bool = False
     """Whether it answers requests."""
     is_ready: bool = False
-    """Whether its models are loaded."""
+    """Whether its models are loaded, and not stuck."""
     num_connections: int = 0
     last_handed: float = field(default_factory=time.monotonic)
 
@@ -124,7 +124,7 @@ class Supervisor:
         self._loop.add_reader(ours, self._on_message, worker)
 
     def _on_message(self, worker: _Worker) -> None:
-        """A worker is up, is ready, or has closed connections."""
+        """A worker is up, is ready, is stuck, or has closed connections."""
         try:
             data = worker.channel.recv(1 << 16)
         except OSError:
@@ -139,6 +139,8 @@ class Supervisor:
                 worker.num_connections -= 1
             elif kind == b"up":
                 worker.is_up = True
+            elif kind == b"stuck":
+                worker.is_ready = False
             elif kind == b"ready":
                 self._on_ready(worker, json.loads(rest))
         self._accept()
@@ -168,7 +170,7 @@ class Supervisor:
             self._hand_over(connection)
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """Give a connection to the worker with the fewest; those that are loading come last."""
+        """Give a connection to the worker with the fewest; those that are loading or stuck come last."""
         up = [worker for worker in self._workers.values() if worker.is_up]
         for worker in sorted(up, key=lambda one: (not one.is_ready, one.num_connections, one.last_handed)):
             try:
