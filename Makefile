@@ -23,7 +23,7 @@ demo: $(READY)  ## train on Python's own standard library for three minutes; mea
 	$(BIN)/unmask report $(DEMO)
 	@echo "Open the page above in a browser. Every line that starts with $(BIN)/unmask is a command to try."
 
-test: $(READY) .venv/.browser  ## under ten minutes on two cores, together with make check
+test: $(READY) .venv/.browser .venv/.nginx  ## under ten minutes on two cores, together with make check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: $(READY)  ## the mathematical core, in under a minute
@@ -35,6 +35,12 @@ test-fast: $(READY)  ## the mathematical core, in under a minute
 	command -v chromium chromium-browser google-chrome chrome || { apt-get update -q && apt-get install -qy chromium; } \
 	  || $(BIN)/python -m playwright install chromium || echo "no browser: the tests of the page will be skipped"
 	touch .venv/.browser
+
+# nginx for the test of replicas: the machine's own, or Debian's, unpacked here so that no service is started.
+.venv/.nginx: $(READY)
+	command -v nginx /usr/sbin/nginx || { cd .venv && apt-get download -q nginx && dpkg -x nginx_*.deb nginx && rm nginx_*.deb; } \
+	  || echo "no nginx: the test of replicas will be skipped"
+	touch .venv/.nginx
 
 test-docs: $(READY) reference-model  ## make demo, and whether all that the documents show is printed then
 	$(BIN)/python -m pytest -m demo

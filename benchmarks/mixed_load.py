@@ -122,5 +122,5 @@ def _post(url: str, body: dict[str, Any], timeout: float) -> str:
 
 
 def _forward_passes(url: str) -> float:
-    found = re.search(r"^unmask_forward_passes_total (\S+)", httpx.get(f"{url}/metrics", timeout=60).text, re.M)
+    found = re.search(r"^unmask_forward_passes_total\{.*\} (\S+)", httpx.get(f"{url}/metrics", timeout=60).text, re.M)
     return float(found[1]) if found else 0.0

@@ -36,9 +36,9 @@ PROMPTS = ("def main():", "import os\n", "class Reader:\n    ", "for line in ", 
 
 
 @contextmanager
-def running_server(model: str) -> Iterator[tuple[str, int]]:
+def running_server(model: str, *options: str) -> Iterator[tuple[str, int]]:
     """Start a server; yields its address and process id."""
-    command = [sys.executable, "-m", "unmask", "serve", model, "--port", "0", "--max-queue", "4096"]
+    command = [sys.executable, "-m", "unmask", "serve", model, "--port", "0", "--max-queue", "4096", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     found = re.search(r"http://\S+?(?=/)", process.stderr.readline())

@@ -13,12 +13,12 @@ from torch import Tensor
 from live_server import language_model, wait_until
 from unmask import LanguageModel
 from unmask.serve._engine import Engine, Task
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 
 
 @contextmanager
 def running_engine(model: LanguageModel | None = None, **options: int) -> Iterator[Engine]:
-    running = Engine(lambda: model or language_model(), Metrics(), **options)
+    running = Engine(lambda: model or language_model(), EngineMetrics(), **options)
     wait_until(lambda: running.ready)
     try:
         yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -12,7 +13,15 @@ from tokenizers import models, pre_tokenizers, processors
 
 import unmask
 from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
-from unmask.classification import ClassificationExperiment, LabelledData, Split, make_experiment
+from unmask.classification import (
+    ClassificationExperiment,
+    Classifier,
+    ClassifierConfig,
+    LabelledData,
+    SequenceClassifier,
+    Split,
+    make_experiment,
+)
 from unmask.training.config import TrainingConfig
 from unmask.training.optim import AdamW, LinearDecay
 
@@ -53,6 +62,19 @@ def tiny_lm(causal: bool = False, tokenizer: Tokenizer | None = None, length: in
         for parameter in lm.denoiser.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
     return lm
+
+
+def classifier(**fields: Any) -> Classifier:
+    """In float64, so that a text alone and a text in a batch differ by far less than any probability."""
+    lm = tiny_lm(tokenizer=fields.pop("tokenizer", None))
+    config = ClassifierConfig(lm.denoiser.config, **{"labels": ("no", "yes", "perhaps"), "max_length": 24, **fields})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = SequenceClassifier(config)
+        torch.nn.init.normal_(network.head.output.weight)
+    network.backbone.load_state_dict(lm.denoiser.backbone.state_dict())
+    assert lm.tokenizer is not None
+    return Classifier(network.double().eval(), lm.tokenizer)
 
 
 def tiny_folder(path: Path, **options: object) -> str:

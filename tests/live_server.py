@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from unmask import MDLM, DiTConfig, LanguageModel, NextToken, Tokenizer
 from unmask.objectives import Objective
 from unmask.serve._app import create_app
+from unmask.serve._listening import bind_socket
 from unmask.serve.limits import Limits
-from unmask.serve.server import GracefulServer, _bind_socket
+from unmask.serve.models import Load, ServedModels
+from unmask.serve.server import GracefulServer
 from unmask.serve.service import Service
 
 ALPHABET = "abcdefgh \n"
@@ -55,17 +58,19 @@ def live_server(
     ready: bool = True,
     shutdown_timeout: float = 5,
     allowed_origins: Collection[str] = (),
+    others: Mapping[Service, Load] | None = None,
     **options: Any,
 ) -> Iterator[LiveServer]:
     service = Service("tiny", limits or Limits(), **options)
+    models = ServedModels([service, *(others or {})])
 
     def on_startup() -> None:
         if ready:
-            service.start(lambda: model or language_model())
+            models.start([lambda: model or language_model(), *(others or {}).values()])
 
-    listening = _bind_socket("127.0.0.1", 0)
-    app = create_app(service, on_startup, {"127.0.0.1", "localhost"}, token, allowed_origins)
-    server = GracefulServer(app, service, shutdown_timeout, log_level="error")
+    listening = bind_socket("127.0.0.1", 0)
+    app = create_app(models, on_startup, {"127.0.0.1", "localhost"}, token, allowed_origins)
+    server = GracefulServer(app, models, shutdown_timeout, log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
 
@@ -89,3 +94,10 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
+
+
+def metric(text: str, name: str, **labels: str) -> float:
+    """The sum of the samples of a name that have these labels."""
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +21,7 @@ from unmask.guidance.regex.limits import cooperative_yield
 from unmask.guidance.regex.token_dfa import TOKEN_DFA_CACHE, TokenDFA
 from unmask.guidance.structure.structure import Structure
 from unmask.sampling.factory import make_sampler
-from unmask.serve._engine import DeadlineError
+from unmask.serve._engine import DeadlineError, Engine
 from unmask.serve._jobs import GeneratedSequence, generation_job
 from unmask.serve._structure_compiler import StructureCompiler
 
@@ -119,6 +121,7 @@ def test_who_computes_for_long_pauses_for_others() -> None:
 
 def test_a_row_with_a_large_pattern_is_what_it_is_in_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unmask.serve._engine._COMPUTE_SLICE_SECONDS", 0.0)  # it pauses wherever it can
+    monkeypatch.setattr(Engine, "_compute_slice", lambda *_: 0.0)
     lm = language_model()
     guide, sampler = Guidance(regex="(a|b)*a(a|b){5}"), make_sampler(lm.denoiser, "random-order", 4)
     ids = [*lm.tokenizer.encode("abc"), *[lm.vocab.mask_id] * 12]  # type: ignore[union-attr]
@@ -127,3 +130,51 @@ def test_a_row_with_a_large_pattern_is_what_it_is_in_the_library(monkeypatch: py
         waiting = PendingTasks([generation_job(lm, ids, sampler, seed, guidance=guide) for seed in (1, 2)])
         running.submit(waiting.tasks)
         assert [list(row.ids) for row in waiting.wait()] == alone
+
+
+def test_one_that_computes_for_long_does_not_hold_up_another() -> None:
+    def compute(seconds: float) -> Callable[..., float]:
+        def job(*_: object) -> float:
+            end = time.process_time() + seconds
+            while time.process_time() < end:
+                cooperative_yield()
+            return time.monotonic()
+
+        return job
+
+    with running_engine() as running:
+        long, short = PendingTasks([compute(1.5)]), PendingTasks([compute(0.1)])
+        running.submit(long.tasks)
+        running.submit(short.tasks)
+        assert short.wait()[0] < long.wait()[0] - 0.5
+
+
+def test_computing_gets_its_share_of_the_time_that_network_calls_take() -> None:
+    """A job that computes for 0.3 s beside one whose calls take 0.1 s each has half of that after each call: with no
+    more than the shortest slice, it would have to wait for thirty calls."""
+    lm = language_model()
+    inner = lm.denoiser.forward
+
+    def slow(*inputs: Any, **options: Any) -> Any:
+        time.sleep(0.1)
+        return inner(*inputs, **options)
+
+    lm.denoiser.forward = slow  # type: ignore[method-assign]
+
+    def compute(*_: object) -> float:
+        for _step in range(300):
+            time.sleep(0.001)
+            cooperative_yield()
+        return running.metrics.registry.get_sample_value("unmask_forward_passes_total") or 0.0
+
+    with running_engine(lm) as running:
+        sampler = make_sampler(lm.denoiser, "first-hitting")
+        ids = [lm.vocab.mask_id] * 40
+        calls = PendingTasks([generation_job(lm, ids, sampler, 1)])
+        running.submit(calls.tasks)
+        wait_until(lambda: running.metrics.registry.get_sample_value("unmask_forward_passes_total") == 1)
+        computing = PendingTasks([compute])
+        running.submit(computing.tasks)
+        (num_calls,) = computing.wait()
+        running.cancel(calls.tasks)
+    assert num_calls < 20

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import LENGTH, LiveServer, language_model, live_server, wait_until
+from live_server import LENGTH, LiveServer, language_model, live_server, metric, wait_until
 from unmask import Ancestral, NextToken, SamplingParams
 from unmask.serve.limits import Limits
 
@@ -27,8 +27,8 @@ def events(answer: httpx.Response) -> list[tuple[str, Any]]:
 
 
 def test_it_says_how_it_is(server: LiveServer) -> None:
-    assert server.http.get("/health").json() == {"status": "alive"}
-    assert server.http.get("/ready").json() == {"status": "ready"}
+    assert server.http.get("/health").json() == {"status": "alive", "models": {"tiny": "ready"}}
+    assert server.http.get("/ready").json() == {"status": "ready", "models": {"tiny": "ready"}}
     (model,) = server.http.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["objective"], model["max_length"]) == (
         "tiny",
@@ -260,8 +260,7 @@ def slowly(server: LiveServer, seconds: float) -> None:
 
 
 def running(server: LiveServer) -> float:
-    (line,) = (x for x in server.http.get("/metrics").text.splitlines() if x.startswith("unmask_running_sequences "))
-    return float(line.split()[1])
+    return metric(server.http.get("/metrics").text, "unmask_running_sequences")
 
 
 def test_a_late_answer_is_504_and_in_a_stream_an_event() -> None:
@@ -351,12 +350,8 @@ def test_metrics_count(server: LiveServer) -> None:
     server.post("/v1/infill", template="ab<mask:5>", n=2, steps=3)
     server.http.get("/nowhere")
     after = server.http.get("/metrics").text
-
-    def value(text: str, name: str) -> float:
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-
-    assert value(after, "unmask_generated_tokens_total") == value(before, "unmask_generated_tokens_total") + 10
-    assert value(after, "unmask_forward_passes_total") > value(before, "unmask_forward_passes_total")
+    assert metric(after, "unmask_generated_tokens_total") == metric(before, "unmask_generated_tokens_total") + 10
+    assert metric(after, "unmask_forward_passes_total") > metric(before, "unmask_forward_passes_total")
     assert 'unmask_requests_total{route="/v1/infill",status="200"}' in after
     assert 'route="other",status="404"' in after
     assert "nowhere" not in after

@@ -10,26 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from labelled import bert_folder, tiny_lm
+from labelled import bert_folder, classifier
 from live_server import LiveServer, live_server
 from unmask import Tokenizer
 from unmask.classification import Classifier, ClassifierConfig, SequenceClassifier, load_encoder
 from unmask.serve.limits import Limits
 
 TEXTS = ["abcdef", "h", "a b c d", "ghgh" * 4]
-
-
-def classifier(**fields: Any) -> Classifier:
-    """In float64, so that a text alone and a text in a batch differ by far less than any probability."""
-    lm = tiny_lm(tokenizer=fields.pop("tokenizer", None))
-    config = ClassifierConfig(lm.denoiser.config, **{"labels": ("no", "yes", "perhaps"), "max_length": 24, **fields})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = SequenceClassifier(config)
-        torch.nn.init.normal_(network.head.output.weight)
-    network.backbone.load_state_dict(lm.denoiser.backbone.state_dict())
-    assert lm.tokenizer is not None
-    return Classifier(network.double().eval(), lm.tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 import unmask
-from live_server import language_model, wait_until
+from live_server import language_model, metric, wait_until
 from processes import run_program
 from unmask import DiTConfig, LanguageModel, Tokenizer
+from unmask.serve._listening import bind_socket, is_loopback
 from unmask.serve.limits import Limits
-from unmask.serve.server import _bind_socket, _is_loopback
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,11 @@ def _ready(url: str) -> bool:
         return False
 
 
+def num_running(url: str) -> float:
+    """The sequences that all models have begun."""
+    return metric(httpx.get(f"{url}/metrics").text, "unmask_running_sequences")
+
+
 def refused(*arguments: str, **environment: str) -> str:
     done = run_program("unmask", "serve", *arguments, environment=environment, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
@@ -83,7 +88,7 @@ def test_sigterm_finishes_what_has_begun(folder: Path) -> None:
         body = {"template": "<mask:250>", "sampler": "first-hitting", "seed": 1, "n": 2}
         asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60)))
         asking.start()
-        wait_until(lambda: "unmask_running_sequences 2.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: num_running(url) == 2)
         process.send_signal(signal.SIGTERM)
         asking.join()
         assert answers[0].status_code == 200
@@ -101,7 +106,7 @@ def test_impatience_ends_it_all_the_same(folder: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_until(lambda: "unmask_running_sequences 16.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: num_running(url) == 16)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(20)
@@ -155,7 +160,7 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
 
 def test_answers_do_not_wait_for_more_to_send() -> None:
     """asyncio switches Nagle's algorithm off only on sockets that say they are TCP."""
-    with _bind_socket("127.0.0.1", 0) as listening:
+    with bind_socket("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
 
 
@@ -165,8 +170,8 @@ def test_limits_are_limits() -> None:
 
 
 def test_loopback() -> None:
-    assert all(map(_is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
-    assert not any(map(_is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
 
 
 NEVER = """
@@ -174,6 +179,7 @@ import sys, threading
 from unmask import load
 from unmask.serve.limits import Limits
 from unmask.serve.server import serve
+from unmask.serve.models import ServedModels
 from unmask.serve.service import Service
 
 def never():
@@ -182,7 +188,7 @@ def never():
     return lm
 
 service = Service("never", Limits())
-serve(service, never, "127.0.0.1", 0, shutdown_timeout=0.5, log=lambda line: print(line, flush=True))
+serve(ServedModels([service]), [never], "127.0.0.1", 0, shutdown_timeout=0.5, log=lambda line: print(line, flush=True))
 """
 
 
@@ -200,7 +206,7 @@ def test_sigterm_ends_a_server_whose_engine_does_not_answer(folder: Path) -> Non
         body = {"template": "<mask>", "stream": True}
         asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60)))
         asking.start()
-        wait_until(lambda: "unmask_running_sequences 1.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: num_running(url) == 1)
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=20)
         asking.join()
@@ -219,7 +225,7 @@ def test_a_stream_beyond_patience_ends_with_an_error(folder: Path) -> None:
             target=lambda: texts.append(httpx.post(f"{url}/v1/infill", json=body, timeout=60).text)
         )
         asking.start()
-        wait_until(lambda: "unmask_running_sequences 16.0" in httpx.get(f"{url}/metrics").text)
+        wait_until(lambda: num_running(url) == 16)
         process.send_signal(signal.SIGTERM)
         asking.join()
         assert process.wait(20) == 0

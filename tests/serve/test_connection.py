@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import LiveServer, live_server, wait_until
+from live_server import LiveServer, live_server, metric, wait_until
 from unmask.serve._connection import Connection, _max_connections
 from unmask.serve.service import RequestHandle
 
@@ -166,3 +166,66 @@ def test_two_lengths_are_none(hasty: LiveServer) -> None:
 def test_the_number_follows_the_systems() -> None:
     assert 16 <= _max_connections(10**9) <= 10**9
     assert _max_connections(100) <= 100
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system keeps little of what is sent, so that little need be sent to fill it."""
+    made = Connection.connection_made
+
+    def connection_made(self: Connection, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+
+
+def asked_and_not_read(server: LiveServer, **body: Any) -> socket.socket:
+    """A connection whose request is answered with more than it takes unread."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(20)
+    connection.connect((host, int(port)))
+    request = {"template": "<mask:40>", "sampler": "first-hitting", "n": 16, "alternatives": 9, "stream": True, **body}
+    data = json.dumps(request).encode()
+    head = HEAD.replace(b"/v1/score", b"/v1/infill") + b"Content-Length: %d\r\n\r\n" % len(data)
+    connection.sendall(head + data)
+    return connection
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_an_answer_that_is_not_read_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "read_seconds", 0.5)
+    with live_server() as server, asked_and_not_read(server, seed=1) as connection:
+        wait_until(lambda: metric(server.http.get("/metrics").text, "unmask_running_sequences") > 0)
+        wait_until(lambda: metric(server.http.get("/metrics").text, "unmask_requests_total", route="/v1/infill") == 1)
+        assert not rest(connection).endswith(b"0\r\n\r\n")  # it has broken off
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_an_answer_that_is_read_slowly_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "read_seconds", 0.5)
+    monkeypatch.setattr(Connection, "min_bytes_read", 1000)
+    with live_server() as server, asked_and_not_read(server, seed=1) as connection:
+        found, began = b"", time.monotonic()
+        while not found.endswith(b"0\r\n\r\n"):
+            time.sleep(0.02 if time.monotonic() < began + 3 else 0)
+            part = connection.recv(4096)
+            assert part, "the server has broken off"
+            found = found[-100:] + part
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_a_client_that_is_too_slow_for_its_drafts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unmask.serve.service._MAX_UNREAD_TOKENS", 5000)
+    with live_server() as server:
+        with asked_and_not_read(server, seed=1) as connection:
+            wait_until(lambda: metric(server.http.get("/metrics").text, "unmask_running_sequences") > 0)
+            wait_until(lambda: metric(server.http.get("/metrics").text, "unmask_running_sequences") == 0)
+            told = rest(connection)
+        assert b"event: error" in told
+        assert b"the stream is read more slowly than it is written" in told
+        # Whoever reads gets all.
+        body = {"template": "<mask:40>", "sampler": "first-hitting", "n": 2, "stream": True}
+        assert server.post("/v1/infill", **body).text.count("event: step") == 80

@@ -18,7 +18,7 @@ from unmask.sampling import SAMPLERS
 from unmask.sampling.factory import make_sampler
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, InternalError, QueueFullError
 from unmask.serve._jobs import GeneratedSequence, generation_job, scoring_job
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 
 
 def test_in_company_a_row_is_what_it_is_alone() -> None:
@@ -211,7 +211,7 @@ def test_nobody_starves() -> None:
 def test_closing_finishes_what_there_is_or_says_that_it_will_not() -> None:
     lm = language_model()
     work = generation_job(lm, canvas_ids(lm, 6, 0), make_sampler(lm.denoiser, "first-hitting"), 0)
-    running = Engine(lambda: lm, Metrics())
+    running = Engine(lambda: lm, EngineMetrics())
     patient = PendingTasks([work] * 3)
     running.submit(patient.tasks)
     running.close(shutdown_timeout=20)
@@ -221,7 +221,7 @@ def test_closing_finishes_what_there_is_or_says_that_it_will_not() -> None:
 
     gated = language_model()
     gate = GatedNetwork(gated)
-    hasty = Engine(lambda: gated, Metrics())
+    hasty = Engine(lambda: gated, EngineMetrics())
     waiting = PendingTasks(
         [generation_job(gated, canvas_ids(gated, 6, 0), make_sampler(gated.denoiser, "first-hitting"), 0)] * 2
     )

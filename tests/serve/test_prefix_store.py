@@ -24,7 +24,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.denoisers import PaddedDenoiser
 from unmask.serve import _prefix_store
 from unmask.serve._jobs import generation_job
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 from unmask.serve._prefix_store import PrefixStore
 from unmask.serve._step_batching import SamplerCoroutine, run_batch
 
@@ -62,14 +62,14 @@ def told(name: str, canvas: Canvas, store: PrefixStore) -> tuple[Tensor, list[Te
     return written, heard, num_read
 
 
-def counted(metrics: Metrics, name: str, **labels: str) -> float:
+def counted(metrics: EngineMetrics, name: str, **labels: str) -> float:
     registry: CollectorRegistry = metrics.registry
     return registry.get_sample_value(f"unmask_{name}", labels) or 0.0
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_later_texts_are_the_same_and_read_less(name: str) -> None:
-    metrics = Metrics()
+    metrics = EngineMetrics()
     store = PrefixStore(10**7, metrics)
     with torch.no_grad():
         read = []
@@ -95,7 +95,7 @@ def test_later_texts_are_the_same_and_read_less(name: str) -> None:
 @pytest.mark.parametrize("name", ["prefix", "dual"])
 def test_networks_that_look_ahead_use_nothing(name: str) -> None:
     """What is cached of their prompt depends on what follows it."""
-    metrics = Metrics()
+    metrics = EngineMetrics()
     with torch.no_grad():
         for seed in (0, 1):
             told(name, text(20, 3, seed), PrefixStore(10**7, metrics))
@@ -119,7 +119,7 @@ def read_prefix(store: PrefixStore, tokens: list[int], **options: int) -> int:
 
 
 def test_what_was_used_longest_ago_is_dropped_first_and_ends_before_beginnings() -> None:
-    store = PrefixStore(4 * segment_bytes(8), Metrics())
+    store = PrefixStore(4 * segment_bytes(8), EngineMetrics())
     system, one, other = [1] * 8, [*[1] * 8, *[2] * 16], [*[1] * 8, *[3] * 16]
     assert read_prefix(store, one) == 0
     assert read_prefix(store, system) == 8
@@ -133,7 +133,7 @@ def test_what_was_used_longest_ago_is_dropped_first_and_ends_before_beginnings()
 
 
 def test_blocks_that_begin_elsewhere_are_not_the_same() -> None:
-    store, tokens = PrefixStore(10**6, Metrics()), [n % 4 for n in range(33)]
+    store, tokens = PrefixStore(10**6, EngineMetrics()), [n % 4 for n in range(33)]
     assert read_prefix(store, tokens, block_size=3, offset=1) == 0
     assert read_prefix(store, tokens, block_size=3, offset=1) == 26
     assert read_prefix(store, tokens, block_size=3, offset=2) == 0
@@ -188,7 +188,7 @@ def test_the_engine_reads_a_system_prompt_once(objective: Objective) -> None:
 
 def test_a_context_without_a_cache_is_nobodys_prefix() -> None:
     """A sampler may call the network without the cache that it has taken."""
-    net, store = network("next token"), PrefixStore(10**6, Metrics())
+    net, store = network("next token"), PrefixStore(10**6, EngineMetrics())
 
     def work(denoiser: DenoiserLike) -> None:
         tokens = torch.ones(1, 9, dtype=torch.int64)

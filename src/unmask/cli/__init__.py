@@ -71,8 +71,13 @@ _USER_ERRNOS = {*_WRITE_ERRNOS, errno.EACCES, errno.EPERM}
 
 def main() -> None:
     """Run the command in sys.argv, and exit with one of the codes in `_HELP_TEMPLATE`."""
+    run_command(lambda: _dispatch(sys.argv[1:]))
+
+
+def run_command(command: Callable[[], None]) -> None:
+    """Run a function as a command: its errors are told in one sentence, and the process exits with a code of them."""
     try:
-        _main()
+        _run(command)
     except SystemExit as end:
         if isinstance(end.code, int):
             _exit_ranks(end.code)
@@ -88,10 +93,10 @@ def _exit_ranks(code: int) -> None:
         exit_rank(code)
 
 
-def _main() -> None:
+def _run(command: Callable[[], None]) -> None:
     try:
         try:
-            _dispatch(sys.argv[1:])
+            command()
         finally:
             sys.stdout.flush()  # a closed pipe must raise here, not at interpreter shutdown
     except ValueError as error:

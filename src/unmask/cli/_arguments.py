@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 ModelPath = Annotated[Path, Positional()]
+ModelPaths = Annotated[tuple[Path, ...], Positional()]
 TextArg = Annotated[str, Positional()]
 TextArgs = Annotated[tuple[str, ...], Positional()]
 RecipeArg = Annotated[str, Positional(), Option(completions="unmask.recipes:RECIPES")]

@@ -196,10 +196,10 @@ def _answer_file(
     ).run()
 
 
-def compute_fastest(lm: LanguageModel, weights: LoadOptions, chosen: str | None = None) -> str:
+def compute_fastest(lm: LanguageModel, weights: LoadOptions, chosen: str | None = None, replace: bool = True) -> str:
     """Compute large networks in bfloat16 where that is faster, or was `chosen` before, unless a type is asked for.
 
-    Returns the type.
+    Returns the type. `replace` is that of `prepack`.
     """
     from unmask.pretrained import prefers_bf16
 
@@ -207,7 +207,7 @@ def compute_fastest(lm: LanguageModel, weights: LoadOptions, chosen: str | None 
     may_choose = weights.dtype == "auto" and not weights.shard_weights
     if may_choose and (prefers_bf16(denoiser, lm.distributed) if chosen is None else chosen == "bfloat16"):
         denoiser.to_bf16()
-        denoiser.prepack()
+        denoiser.prepack(replace)
     if weights.dtype in ("int8", "int4"):
         return weights.dtype
     return "bfloat16" if denoiser.use_bf16 else "float32"

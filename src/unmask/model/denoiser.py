@@ -318,11 +318,12 @@ class Denoiser(nn.Module):
         matrices = [layer.weight for layer in self.modules() if isinstance(layer, QuantizedLinear)]
         return total + sum(each.shape.numel() - sum(map(Tensor.numel, each.tensors)) for each in matrices)
 
-    def prepack(self) -> None:
+    def prepack(self, replace: bool = True) -> None:
         """Keep the matrices in the layout that matrix products read fastest, from now on for inference only.
 
         Results do not change. Up to `_MAX_SECOND_COPY` bytes these are second copies. The blocks of a larger network
-        are reordered one by one, so that it needs no more memory than before.
+        are reordered one by one, so that it needs no more memory than before; unless `replace` is false, since weights
+        that are mapped from files are shared by all processes that read them.
         """
         of_blocks = torch.bfloat16 if self.use_bf16 else torch.float32
         linears = [module for module in self.backbone.modules() if isinstance(module, Linear)]
@@ -332,7 +333,8 @@ class Denoiser(nn.Module):
             for name, layer in self.quantizable_layers().items():
                 if PackedLinear.can_pack(layer, of_blocks):
                     del dtypes[layer.weight]
-                    self.set_submodule(name, PackedLinear(layer))
+                    if replace:
+                        self.set_submodule(name, PackedLinear(layer))
         if sum(weight.numel() * dtype.itemsize for weight, dtype in dtypes.items()) <= _MAX_SECOND_COPY:
             for weight, dtype in dtypes.items():
                 prepack(weight, dtype)

@@ -36,6 +36,7 @@ from unmask.serve._response_schemas import (
     ModelCard,
     ModelList,
     ScoreResponse,
+    ServerState,
     Token,
     TokenizeResponse,
 )
@@ -47,7 +48,7 @@ from unmask.serve._schemas import (
     ScoreRequest,
     TokenizeRequest,
 )
-from unmask.serve.service import Service
+from unmask.serve.models import ServedModels
 
 _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -55,13 +56,13 @@ _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    service: Service,
+    models: ServedModels,
     on_startup: Callable[[], None],
     allowed_hosts: Collection[str],
     token: str | None = None,
     allowed_origins: Collection[str] = (),
 ) -> SecurityMiddleware:
-    """The application; `on_startup` is called when it runs, and starts loading the model."""
+    """The application; `on_startup` is called when it runs, and starts loading the models."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -80,50 +81,50 @@ def create_app(
     )
     for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
         app.add_exception_handler(kind, error_response)
-    _add_server_routes(app, service)
-    _add_tokenize_route(app, service)
-    if service.classifies:
-        _add_classify_route(app, service)
-    else:
-        _add_generation_routes(app, service)
-        add_chat_route(app, service)
-        _add_score_route(app, service)
-    _add_pages(app, token is not None, service.classifies)
-    _extend_schema(app, service, token is not None)
-    return SecurityMiddleware(app, service.metrics, allowed_hosts, token, service.limits.body_bytes, allowed_origins)
+    _add_server_routes(app, models)
+    _add_tokenize_route(app, models)
+    if models.classifiers:
+        _add_classify_route(app, models)
+    if models.language_models:
+        _add_generation_routes(app, models)
+        add_chat_route(app, models)
+        _add_score_route(app, models)
+    _add_pages(app, token is not None, has_page=bool(models.language_models))
+    _extend_schema(app, models, token is not None)
+    return SecurityMiddleware(app, models.metrics, allowed_hosts, token, models.body_bytes, allowed_origins)
 
 
-def _add_server_routes(app: FastAPI, service: Service) -> None:
+def _add_server_routes(app: FastAPI, models: ServedModels) -> None:
     @app.get("/health", tags=["server"])
-    async def health() -> dict[str, str]:
-        """Whether the server is alive; 503 if its engine has ended or is stuck."""
-        service.check_alive()
-        return {"status": "alive"}
+    async def health(model: str | None = None) -> ServerState:
+        """Whether the server is alive; 503 if all models, or `model`, have ended or are stuck."""
+        models.check_alive(model)
+        return ServerState(status="alive", models=models.states())
 
     @app.get("/ready", tags=["server"])
-    async def ready() -> dict[str, str]:
-        """Whether the model is loaded; 503 until then."""
-        _ = service.engine
-        return {"status": "ready"}
+    async def ready(model: str | None = None) -> ServerState:
+        """Whether all models, or `model`, are loaded; 503 until then. Models that could not be loaded do not count as
+        long as there are others."""
+        models.check_ready(model)
+        return ServerState(status="ready", models=models.states())
 
     @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics in the text format of Prometheus."""
-        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(await models.render_metrics(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/models", tags=["model"])
-    async def models() -> ModelList:
-        """The served model, its samplers and limits."""
-        return ModelList(data=[service.model_card()])
+    @app.get("/v1/models", tags=["model"], name="models")
+    async def list_models() -> ModelList:
+        """The models that are loaded, with their samplers and limits."""
+        return ModelList(data=models.cards())
 
     @app.get("/v1/models/{model:path}", tags=["model"])
     async def retrieve_model(model: str) -> ModelCard:
-        """The served model by its name."""
-        service.check_model(model)
-        return service.model_card()
+        """A served model by its name."""
+        return models.choose(model).model_card()
 
 
-def _add_generation_routes(app: FastAPI, service: Service) -> None:
+def _add_generation_routes(app: FastAPI, models: ServedModels) -> None:
     @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=STREAM_RESPONSE)
     async def infill(body: InfillRequest, request: Request) -> Any:
         """Fill the holes of a template.
@@ -132,7 +133,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         draft as a template, and the changed tokens), `result` for each candidate, and `response`, which is
         the response without `stream`.
         """
-        service.check_model(body.model)
+        service = models.language_model(body.model)
         service.limits.check("alternatives", body.alternatives)
         template = body.template if body.template is not None else body.segments
         assert template is not None
@@ -151,7 +152,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         With `stream`, text is sent as soon as nothing before it can change; every chunk also has the current
         draft, as a template, in `draft`.
         """
-        service.check_model(body.model)
+        service = models.language_model(body.model)
         responder = await asyncio.to_thread(CompletionResponder, service, body)
         seed = random_seed() if body.seed is None else body.seed
         if body.max_tokens == 0:
@@ -167,20 +168,20 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         return responder.response(await await_or_cancel(request, handle))
 
 
-def _add_tokenize_route(app: FastAPI, service: Service) -> None:
+def _add_tokenize_route(app: FastAPI, models: ServedModels) -> None:
     @app.post("/v1/tokenize", tags=["model"])
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """The tokens of a text, for example to know how long a hole must be."""
-        service.check_model(body.model)
+        service = models.choose(body.model)
         ids, texts = await asyncio.to_thread(service.codec.tokenize, body.text)
         return TokenizeResponse(tokens=[Token(id=id_, text=text) for id_, text in zip(ids, texts, strict=True)])
 
 
-def _add_score_route(app: FastAPI, service: Service) -> None:
+def _add_score_route(app: FastAPI, models: ServedModels) -> None:
     @app.post("/v1/score", tags=["model"])
     async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
         """A bound on the negative log-likelihood of a text in nats, with standard errors, by token and by time."""
-        service.check_model(body.model)
+        service = models.language_model(body.model)
         draws = service.limits.resolve("draws", body.draws, 128)
         ids = await asyncio.to_thread(service.codec.tokenizer.encode, body.text)
         service.limits.check_prompt("text", len(ids))
@@ -190,14 +191,14 @@ def _add_score_route(app: FastAPI, service: Service) -> None:
         return score_response(service, body.text, ids, result)
 
 
-def _add_classify_route(app: FastAPI, service: Service) -> None:
+def _add_classify_route(app: FastAPI, models: ServedModels) -> None:
     @app.post("/v1/classify", tags=["model"])
     async def classify(body: ClassifyRequest, request: Request) -> ClassifyResponse:
         """The class of each text with the probabilities of all classes, or its number.
 
         The texts of all requests share network calls.
         """
-        service.check_model(body.model)
+        service = models.classifier(body.model)
         service.limits.check("texts", len(body.texts))
         served, deadline = service.classifier, service.deadline(body.timeout)
         jobs = await asyncio.to_thread(
@@ -207,7 +208,7 @@ def _add_classify_route(app: FastAPI, service: Service) -> None:
         return ClassifyResponse(model=service.name, results=await await_or_cancel(request, handle))
 
 
-def _add_pages(app: FastAPI, requires_token: bool, classifies: bool) -> None:
+def _add_pages(app: FastAPI, requires_token: bool, has_page: bool) -> None:
     page = files("unmask.serve") / "page"
     scripts = sorted(file.name for file in page.iterdir() if file.name.endswith(".js"))
 
@@ -223,7 +224,7 @@ def _add_pages(app: FastAPI, requires_token: bool, classifies: bool) -> None:
     async def docs(request: Request) -> HTMLResponse:
         return HTMLResponse(render_api_docs(app.openapi(), str(request.base_url).rstrip("/"), requires_token))
 
-    if classifies:  # the page fills holes, which a classifier does not
+    if not has_page:  # the page fills holes, which a classifier does not
         app.add_api_route("/", docs, include_in_schema=False)
     for path, name, kind in (
         ("/", "index.html", "text/html; charset=utf-8"),
@@ -234,14 +235,15 @@ def _add_pages(app: FastAPI, requires_token: bool, classifies: bool) -> None:
         app.add_api_route(path, static_route(name, kind), include_in_schema=False)
 
 
-def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None:
+def _extend_schema(app: FastAPI, models: ServedModels, requires_token: bool) -> None:
     """Add what is known at run time only: the names of the samplers, and whether a token is needed."""
     generated = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = generated()
-        for name in () if service.classifies else ("InfillRequest", "CompletionRequest", "ChatRequest"):
-            schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = service.sampler_names()
+        samplers = list(dict.fromkeys(name for one in models.language_models for name in one.sampler_names()))
+        for name in ("InfillRequest", "CompletionRequest", "ChatRequest") if models.language_models else ():
+            schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = samplers
         if requires_token:
             schema["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},

@@ -13,6 +13,7 @@ from unmask.serve._chat_schemas import ChatRequest, ChatResponse
 from unmask.serve._constraints import constrained
 from unmask.serve._engine import DeadlineError, QueueFullError
 from unmask.serve._generation import STREAM_RESPONSE, await_or_cancel, random_seed, sse_response, submit_generation
+from unmask.serve.models import ServedModels
 from unmask.serve.service import Service
 
 _MAX_RENDERING = 64
@@ -38,7 +39,7 @@ class _Renderings:
             self._waiting -= 1
 
 
-def add_chat_route(app: FastAPI, service: Service) -> None:
+def add_chat_route(app: FastAPI, models: ServedModels) -> None:
     """Add the route."""
     renderings = _Renderings()
 
@@ -51,7 +52,7 @@ def add_chat_route(app: FastAPI, service: Service) -> None:
         and with a `draft`: the `index` of the candidate, the `step`, and the `text` as a template, where `<mask:12>` is
         twelve tokens that are not written yet.
         """
-        service.check_model(body.model)
+        service = models.language_model(body.model)
         seed = random_seed() if body.seed is None else body.seed
         responder = await renderings.responder(service, body, seed)
         asked = constrained(body, responder.form)

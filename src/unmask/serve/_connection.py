@@ -1,12 +1,13 @@
-"""Connections with timeouts: a request must arrive within some seconds.
+"""Connections with timeouts: a request must arrive within some seconds, and its answer must be read.
 
-uvicorn has no such timeout. A few thousand clients that never finish their request would use up the
-machine's sockets.
+uvicorn has no such timeouts. A few thousand clients that never finish their request, or never read its answer, would
+use up the machine's sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import h11
@@ -39,13 +40,18 @@ class Connection(H11Protocol):
     """Seconds from the first byte of a request (or the start of the connection) to the end of its headers."""
     body_seconds: ClassVar[float] = 30.0
     """Seconds from there to the end of the body."""
+    read_seconds: ClassVar[float] = 30.0
+    """Seconds in which a client must read `min_bytes_read` of an answer that waits for it."""
+    min_bytes_read: ClassVar[int] = 30_000
     max_connections: ClassVar[int] = _max_connections()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._receiving: Literal["head", "body"] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
+        self.on_lost: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,7 +61,34 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_deadline(None)
+        self._stop_read_timer()
         super().connection_lost(exc)
+        self.on_lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_read_timer()
+        super().resume_writing()
+
+    def _wait_for_reader(self) -> None:
+        """Close the connection unless the client reads."""
+        unread: int = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if unread - self.transport.get_write_buffer_size() < self.min_bytes_read:
+                self.transport.abort()
+            else:
+                self._wait_for_reader()
+
+        self._read_timer = self.loop.call_later(self.read_seconds, check)
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

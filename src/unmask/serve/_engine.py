@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unmask.diffusion.denoiser import DenoiserLike
 from unmask.hardware.memory import is_out_of_memory
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 from unmask.serve._prefix_store import PrefixStore
 from unmask.serve._scheduler import RunningTask, ScheduledRequest, fair_order, next_to_start
 from unmask.serve._step_batching import ForwardCall, SamplerCoroutine, run_batch, select_batch
@@ -107,7 +107,7 @@ class Engine:
     def __init__(
         self,
         load: Callable[[], EngineModel],
-        metrics: Metrics,
+        metrics: EngineMetrics,
         max_batch: int = 32,
         max_queue: int = 256,
         on_ready: Callable[[], None] = lambda: None,
@@ -130,7 +130,7 @@ class Engine:
         self._finish_times: deque[float] = deque(maxlen=64)
         self._iterations = self._submitted = 0
         self._iteration_started: float | None = None
-        self._slice_deadline = 0.0
+        self._slice_deadline = self._forward_seconds = 0.0
         self._stopped = threading.Event()
         metrics.iteration_seconds.set_function(lambda: self.iteration_seconds)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -314,6 +314,7 @@ class Engine:
 
     def _run_batch(self) -> None:
         """One forward pass for as many sequences as fit."""
+        self._forward_seconds = 0.0
         order = fair_order(self._requests, self._iterations)
         if not order:
             return
@@ -324,7 +325,8 @@ class Engine:
         outputs = self._outputs(calls)
         if not outputs:
             return
-        self.metrics.observe_forward(sum(len(call.z) for call in calls), time.perf_counter() - start)
+        self._forward_seconds = time.perf_counter() - start
+        self.metrics.observe_forward(sum(len(call.z) for call in calls), self._forward_seconds)
         self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
         for running, call, output in zip(batch, calls, outputs, strict=True):
             running.last_iteration = running.request.last_iteration = self._iterations
@@ -350,12 +352,19 @@ class Engine:
         return [output for call in calls for output in self._outputs([call])]
 
     def _resume_paused(self) -> None:
-        """Resume the sequence that has been paused longest, for one time slice."""
-        paused = [running for request in self._requests for running in request.running if running.coroutine.paused]
-        if paused:
-            first = min(paused, key=lambda running: running.last_iteration)
-            self._slice_deadline = time.monotonic() + _COMPUTE_SLICE_SECONDS
-            self._advance(first, first.coroutine.resume)
+        """Resume paused sequences for a time slice, in turns: one that computes for long does not hold others up."""
+        running = [running for request in self._requests for running in request.running]
+        paused = sorted((each for each in running if each.coroutine.paused), key=lambda each: each.last_iteration)
+        self._slice_deadline = time.monotonic() + self._compute_slice(len(paused), len(running))
+        for number, each in enumerate(paused):
+            if number and time.monotonic() >= self._slice_deadline:
+                break
+            each.last_iteration = self._iterations
+            self._advance(each, each.coroutine.resume)
+
+    def _compute_slice(self, num_paused: int, num_running: int) -> float:
+        """Seconds for paused sequences: their share of the iteration's forward pass, in which they had none."""
+        return max(_COMPUTE_SLICE_SECONDS, self._forward_seconds * num_paused / max(1, num_running))
 
     def _advance(self, running: RunningTask, resume: Callable[[], None]) -> None:
         # The rest of the iteration's time slice, but not less than a useful minimum.

@@ -14,7 +14,7 @@ from unmask.config import suggest
 from unmask.serve._engine import DeadlineError, EngineClosedError, InternalError, QueueFullError
 from unmask.serve._response_schemas import ErrorResponse
 from unmask.serve.limits import FieldError
-from unmask.serve.service import NotReadyError, UnknownModelError
+from unmask.serve.service import NotReadyError, SlowReaderError, UnknownModelError
 from unmask.types import NonFiniteError
 
 ERROR_STATUS: dict[type[Exception], tuple[int, str]] = {
@@ -26,6 +26,7 @@ ERROR_STATUS: dict[type[Exception], tuple[int, str]] = {
     NotReadyError: (503, "server_error"),
     EngineClosedError: (503, "server_error"),
     DeadlineError: (504, "timeout"),
+    SlowReaderError: (408, "timeout"),
     MemoryError: (503, "server_error"),
     InternalError: (500, "server_error"),
 }

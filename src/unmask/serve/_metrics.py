@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 _LATENCY_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Metrics:
-    """The metrics of one server; two servers in a process have separate registries."""
+class EngineMetrics:
+    """The metrics of one model's engine; each has a registry of its own."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -42,14 +45,6 @@ class Metrics:
             "unmask_prefix_tokens", "Tokens of prompts: stored, or read.", ["source"], registry=registry
         )
         self.prefix_bytes = Gauge("unmask_prefix_bytes", "Bytes of stored prefixes.", registry=registry)
-        self.requests = Counter("unmask_requests", "Requests answered.", ["route", "status"], registry=registry)
-        self.latency = Histogram(
-            "unmask_request_seconds",
-            "Seconds from the arrival of a request to the end of its response.",
-            ["route"],
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
-        )
 
     def observe_forward(self, batch_size: int, seconds: float) -> None:
         """Count a forward pass."""
@@ -67,3 +62,39 @@ class Metrics:
     def render(self) -> bytes:
         """The metrics as text."""
         return generate_latest(self.registry)
+
+
+class RequestMetrics:
+    """What a server counts of its requests, whatever model they ask for."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter("unmask_requests", "Requests answered.", ["route", "status"], registry=registry)
+        self.latency = Histogram(
+            "unmask_request_seconds",
+            "Seconds from the arrival of a request to the end of its response.",
+            ["route"],
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
+
+
+def render_metrics(parts: Iterable[tuple[Mapping[str, str], Iterable[Metric]]]) -> bytes:
+    """The metrics of several registries or processes as one text; the samples of each part get its labels."""
+    merged: dict[str, Metric] = {}
+    for labels, families in parts:
+        for family in families:
+            into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                into.samples.append(sample._replace(labels={**sample.labels, **labels}))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(merged.values()))
+    return generate_latest(registry)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import RequestMetrics
 from unmask.serve._response_schemas import ErrorResponse
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -46,7 +46,7 @@ class SecurityMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         allowed_hosts: Collection[str],
         token: str | None,
         max_body_bytes: int,

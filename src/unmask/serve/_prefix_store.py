@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unmask.context import Cache, CacheSegment, Prefix
-from unmask.serve._metrics import Metrics
+from unmask.serve._metrics import EngineMetrics
 
 _SEGMENT_TOKENS = 32
 """Tokens of a segment, rounded up to whole blocks."""
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 class PrefixStore:
     """Segments of at most `max_bytes` in all. It is used by one thread, the engine's."""
 
-    def __init__(self, max_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, max_bytes: int, metrics: EngineMetrics) -> None:
         self.max_bytes, self._metrics = max_bytes, metrics
         self._segments = OrderedDict[bytes, CacheSegment]()
         self.num_bytes = 0

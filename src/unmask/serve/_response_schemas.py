@@ -202,10 +202,17 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The served models: one."""
+    """The served models, the first of which answers requests that name none."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard] = Field(description="The models.")
+
+
+class ServerState(BaseModel):
+    """What a server and its models are at."""
+
+    status: Literal["alive", "ready"] = Field(description="The answer to what was asked.")
+    models: dict[str, str] = Field(description="Each model's state: loading, ready, stuck, failed or stopped.")
 
 
 class ErrorBody(BaseModel):

@@ -39,7 +39,7 @@ class RunningTask:
     coroutine: SamplerCoroutine
     request: ScheduledRequest
     last_iteration: int = 0
-    """The iteration of its last forward pass."""
+    """The iteration of its last forward pass, or in which it was resumed last."""
 
 
 def next_to_start(requests: Sequence[ScheduledRequest], max_batch: int) -> ScheduledRequest | None:

@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from unmask.classification import Classifier
-from unmask.config import lookup, suggest
+from unmask.config import lookup
 from unmask.diffusion.categorical import SamplingParams
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
@@ -22,7 +22,8 @@ from unmask.sampling.factory import default_sampler, make_sampler
 from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
-from unmask.serve._metrics import Metrics
+from unmask.serve._jobs import StepEvent
+from unmask.serve._metrics import EngineMetrics
 from unmask.serve._response_schemas import ModelCard
 from unmask.serve._schemas import GenerationRequest
 from unmask.serve._structure_compiler import StructureCompiler
@@ -31,6 +32,14 @@ from unmask.serve.limits import FieldError, Limits
 
 _DEFAULT_MAX_LENGTH = 4096
 """The longest sequence where the model has no limit."""
+
+
+_MAX_UNREAD_TOKENS = 1 << 22
+"""Tokens of drafts that may wait for a client that reads them more slowly than they are written: 150 MB."""
+
+
+class SlowReaderError(Exception):
+    """The client reads its stream too slowly."""
 
 
 class NotReadyError(Exception):
@@ -54,13 +63,13 @@ class RequestHandle:
     def __init__(self, engine: Engine, jobs: Sequence[Job], deadline: float, stream: bool) -> None:
         loop = asyncio.get_running_loop()
         self._engine, self._events = engine, asyncio.Queue[tuple[int, Any]]()
-        self._deadline = deadline
+        self._deadline, self._unread_tokens = deadline, 0
 
         def event_fn(index: int, wrap: Callable[[Any], Any]) -> Callable[[Any], None]:
             def emit(event: Any) -> None:
                 # Called in the engine's thread; the server's event loop may be closed already.
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._events.put_nowait, (index, wrap(event)))
+                    loop.call_soon_threadsafe(self._put, index, wrap(event))
 
             return emit
 
@@ -69,6 +78,17 @@ class RequestHandle:
             for index, task in enumerate(self._tasks):
                 task.on_progress = event_fn(index, lambda event: event)
         engine.submit(self._tasks)
+
+    def _put(self, index: int, event: Any) -> None:
+        """Keep an event until it is read; the request ends if there are too many."""
+        self._unread_tokens += _num_tokens(event)
+        if self._unread_tokens <= _MAX_UNREAD_TOKENS:
+            self._events.put_nowait((index, event))
+        elif not self._tasks[index].cancelled.is_set():
+            self.cancel()
+            self._events.put_nowait(
+                (index, Finished(SlowReaderError("the stream is read more slowly than it is written")))
+            )
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
         """(index of the sequence, event) until all are Finished; an error of any sequence is raised.
@@ -83,6 +103,7 @@ class RequestHandle:
                         index, event = await self._events.get()
                 except TimeoutError:
                     raise DeadlineError("the deadline has passed") from None
+                self._unread_tokens -= _num_tokens(event)
                 if isinstance(event, Finished):
                     if isinstance(event.result, Exception):
                         raise event.result
@@ -125,8 +146,9 @@ class Service:
         self.name, self.limits, self.max_batch, self.max_queue = name, limits, max_batch, max_queue
         self.stuck_after, self.samplers, self.classifies = stuck_after, dict(samplers or {}), classifies
         self.prefix_bytes = prefix_cache_mb * 1_000_000
-        self.metrics, self.created = Metrics(), int(time.time())
+        self.metrics, self.created = EngineMetrics(), int(time.time())
         self._engine: Engine | None = None
+        self._failed = False
         self._codec: TextCodec | None = None
         self._structure_compiler: StructureCompiler | None = None
 
@@ -158,13 +180,17 @@ class Service:
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
 
+        def failed(error: Exception) -> None:
+            self._failed = True
+            on_failure(error)
+
         self._engine = Engine(
             loaded,
             self.metrics,
             self.max_batch,
             self.max_queue,
             on_ready,
-            on_failure,
+            failed,
             self.stuck_after,
             self.prefix_bytes,
         )
@@ -181,6 +207,8 @@ class Service:
     def check_alive(self) -> None:
         """Raise if the engine has ended or is stuck."""
         engine = self._engine
+        if self._failed:
+            raise EngineClosedError(f"the model {self.name!r} could not be loaded; the server's log says why")
         if engine is not None and not engine.alive:
             raise EngineClosedError("the server is stopping")
         if engine is not None and engine.stuck:
@@ -193,6 +221,22 @@ class Service:
     def ready(self) -> bool:
         """Whether the model is loaded."""
         return self._engine is not None and self._engine.ready
+
+    def check_ready(self) -> None:
+        """Raise if the model is not loaded, or cannot answer."""
+        _ = self.engine
+
+    @property
+    def state(self) -> Literal["loading", "ready", "stuck", "failed", "stopped"]:
+        """What the model is at."""
+        engine = self._engine
+        if self._failed:
+            return "failed"
+        if engine is not None and not engine.alive:
+            return "stopped"
+        if engine is None or not engine.ready:
+            return "loading"
+        return "stuck" if engine.stuck else "ready"
 
     @property
     def engine(self) -> Engine:
@@ -273,12 +317,6 @@ class Service:
         masked = not self.ready or self.model.denoiser.process.has_masks
         return ["default", *(SAMPLERS if masked else ()), *self.samplers]
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model."""
-        if name is not None and name != self.name:
-            hint = suggest(name, [self.name])
-            raise UnknownModelError(f"there is no model {name!r} here{hint}; this server has {self.name!r}")
-
     def deadline(self, timeout: float | None) -> float:
         """The deadline of a request that arrives now, as a time of `time.monotonic`."""
         return time.monotonic() + min(timeout or self.limits.timeout, self.limits.timeout)
@@ -345,6 +383,11 @@ class Service:
     def submit(self, jobs: Sequence[Job], deadline: float, stream: bool = False) -> RequestHandle:
         """Queue the sequences of a request; with `stream`, they report every step."""
         return RequestHandle(self.engine, jobs, deadline, stream)
+
+
+def _num_tokens(event: Any) -> int:
+    """The tokens of a draft that an event has."""
+    return len(event.ids) if isinstance(event, StepEvent) else 0
 
 
 def _sampler_name(sampler: Sampler) -> str:
