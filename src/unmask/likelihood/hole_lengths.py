@@ -70,7 +70,7 @@ def hole_lengths(
 
     Where a text ends with a hole, the end-of-text token of the model stands behind it.
     """
-    _check(denoiser)
+    check_open_holes(denoiser)
     if draws < 1:
         raise ValueError(f"draws must be at least 1; got {draws}")
     mask_id = denoiser.vocab.mask_id
@@ -94,12 +94,13 @@ def hole_lengths(
     )
 
 
-def _check(denoiser: DenoiserLike) -> None:
+def check_open_holes(denoiser: DenoiserLike, remedy: str = "give the number of tokens, as in <mask:12>") -> None:
+    """ValueError with this remedy if the lengths of holes cannot be told by this model."""
     process = denoiser.process
     if not isinstance(process, Masking) or not denoiser.normalized:
         raise ValueError(
             f"the length of a hole is found by models of masked tokens that read both sides of it, and this one is"
-            f" {process.title}: give the number of tokens, as in <mask:12>"
+            f" {process.title}: {remedy}"
         )
 
 

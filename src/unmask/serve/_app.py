@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -16,38 +15,31 @@ from starlette.exceptions import HTTPException
 from unmask import __version__
 from unmask.serve._api_docs import render_api_docs
 from unmask.serve._chat_route import add_chat_route
-from unmask.serve._classifier import classification_job
+from unmask.serve._classify_route import add_classify_route
+from unmask.serve._completion_route import add_completion_route
+from unmask.serve._embeddings import add_embeddings_route
 from unmask.serve._errors import ERROR_STATUS, error_response
-from unmask.serve._generation import (
-    STREAM_RESPONSE,
-    await_or_cancel,
-    check_generation,
-    random_seed,
-    sse_response,
-    submit_generation,
-)
-from unmask.serve._jobs import scoring_job
+from unmask.serve._fim_route import add_fim_route
+from unmask.serve._infill_route import add_infill_route
+from unmask.serve._llama_cpp_routes import add_llama_cpp_routes
 from unmask.serve._middleware import SecurityMiddleware
-from unmask.serve._response_schemas import (
-    ClassifyResponse,
-    CompletionResponse,
-    ErrorResponse,
-    InfillResponse,
-    ModelCard,
-    ModelList,
-    ScoreResponse,
-    Token,
-    TokenizeResponse,
-)
-from unmask.serve._responses import CompletionResponder, InfillResponder, score_response
-from unmask.serve._schemas import (
-    ClassifyRequest,
-    CompletionRequest,
-    InfillRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
+from unmask.serve._ollama_routes import add_ollama_routes
+from unmask.serve._response_schemas import ErrorResponse, ModelCard, ModelList
+from unmask.serve._score_route import add_score_route
+from unmask.serve._token_routes import add_token_routes
 from unmask.serve.service import Service
+
+_MODEL_ROUTES = (
+    add_infill_route,
+    add_completion_route,
+    add_chat_route,
+    add_score_route,
+    add_embeddings_route,
+    add_fim_route,
+    add_llama_cpp_routes,
+    add_ollama_routes,
+)
+"""Those of a language model."""
 
 _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -81,13 +73,12 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
         app.add_exception_handler(kind, error_response)
     _add_server_routes(app, service)
-    _add_tokenize_route(app, service)
+    add_token_routes(app, service)
     if service.classifies:
-        _add_classify_route(app, service)
+        add_classify_route(app, service)
     else:
-        _add_generation_routes(app, service)
-        add_chat_route(app, service)
-        _add_score_route(app, service)
+        for add_route in _MODEL_ROUTES:
+            add_route(app, service)
     _add_pages(app, token is not None, service.classifies)
     _extend_schema(app, service, token is not None)
     return SecurityMiddleware(app, service.metrics, allowed_hosts, token, service.limits.body_bytes, allowed_origins)
@@ -121,90 +112,6 @@ def _add_server_routes(app: FastAPI, service: Service) -> None:
         """The served model by its name."""
         service.check_model(model)
         return service.model_card()
-
-
-def _add_generation_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=STREAM_RESPONSE)
-    async def infill(body: InfillRequest, request: Request) -> Any:
-        """Fill the holes of a template.
-
-        With `stream`, server-sent events: `canvas` once, then `step` after each step of each candidate (the
-        draft as a template, and the changed tokens), `result` for each candidate, and `response`, which is
-        the response without `stream`.
-        """
-        service.check_model(body.model)
-        service.limits.check("alternatives", body.alternatives)
-        template = body.template if body.template is not None else body.segments
-        assert template is not None
-        masked_text = await asyncio.to_thread(service.codec.encode_template, template)
-        seed = random_seed() if body.seed is None else body.seed
-        handle = await submit_generation(service, body, [masked_text], seed, body.alternatives)
-        responder = InfillResponder(service, masked_text, seed, body.n)
-        if body.stream:
-            return sse_response(responder.stream(handle.events()))
-        return responder.response(await await_or_cancel(request, handle))
-
-    @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=STREAM_RESPONSE)
-    async def completions(body: CompletionRequest, request: Request) -> Any:
-        """Generate `max_tokens` tokens after `prompt` and before `suffix`, compatible with OpenAI's clients.
-
-        With `stream`, text is sent as soon as nothing before it can change; every chunk also has the current
-        draft, as a template, in `draft`.
-        """
-        service.check_model(body.model)
-        responder = await asyncio.to_thread(CompletionResponder, service, body)
-        seed = random_seed() if body.seed is None else body.seed
-        if body.max_tokens == 0:
-            check_generation(service, body, responder.masked_texts)
-            if body.stream:
-                return sse_response(responder.stream(responder.empty_events()))
-            return responder.response(responder.empty_sequences())
-        handle = await submit_generation(
-            service, body, responder.masked_texts, seed, body.logprobs or 0, responder.hit_stop
-        )
-        if body.stream:
-            return sse_response(responder.stream(handle.events()))
-        return responder.response(await await_or_cancel(request, handle))
-
-
-def _add_tokenize_route(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/tokenize", tags=["model"])
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
-        """The tokens of a text, for example to know how long a hole must be."""
-        service.check_model(body.model)
-        ids, texts = await asyncio.to_thread(service.codec.tokenize, body.text)
-        return TokenizeResponse(tokens=[Token(id=id_, text=text) for id_, text in zip(ids, texts, strict=True)])
-
-
-def _add_score_route(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/score", tags=["model"])
-    async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
-        """A bound on the negative log-likelihood of a text in nats, with standard errors, by token and by time."""
-        service.check_model(body.model)
-        draws = service.limits.resolve("draws", body.draws, 128)
-        ids = await asyncio.to_thread(service.codec.tokenizer.encode, body.text)
-        service.limits.check_prompt("text", len(ids))
-        deadline = service.deadline(body.timeout)
-        handle = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
-        (result,) = await await_or_cancel(request, handle)
-        return score_response(service, body.text, ids, result)
-
-
-def _add_classify_route(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/classify", tags=["model"])
-    async def classify(body: ClassifyRequest, request: Request) -> ClassifyResponse:
-        """The class of each text with the probabilities of all classes, or its number.
-
-        The texts of all requests share network calls.
-        """
-        service.check_model(body.model)
-        service.limits.check("texts", len(body.texts))
-        served, deadline = service.classifier, service.deadline(body.timeout)
-        jobs = await asyncio.to_thread(
-            lambda: [classification_job(served, text, i, body.too_long) for i, text in enumerate(body.texts)]
-        )
-        handle = service.submit(jobs, deadline)
-        return ClassifyResponse(model=service.name, results=await await_or_cancel(request, handle))
 
 
 def _add_pages(app: FastAPI, requires_token: bool, classifies: bool) -> None:

@@ -45,7 +45,7 @@ async def error_response(request: Request, error: Exception) -> Response:
         if status in (404, 405):
             body.error.message = _not_found_message(request)
             body.error.code = "unknown_url" if status == 404 else None
-    return JSONResponse(body.model_dump(), status, headers)
+    return JSONResponse(error_body(request.url.path, body), status, headers)
 
 
 def to_error(error: Exception) -> tuple[int, ErrorResponse]:
@@ -63,6 +63,11 @@ def to_error(error: Exception) -> tuple[int, ErrorResponse]:
     elif isinstance(error, UnknownModelError):
         param, code = "model", "model_not_found"
     return status, ErrorResponse.make(str(error) or type(error).__name__, type_, param, code)
+
+
+def error_body(path: str, error: ErrorResponse) -> dict[str, Any]:
+    """The body of an error response: OpenAI's, or under Ollama's paths a sentence."""
+    return {"error": error.error.message} if path.startswith("/api/") else error.model_dump()
 
 
 _UNREADABLE_BODY = "the body cannot be parsed as JSON: it must be UTF-8, and not nested deeply"
@@ -149,15 +154,11 @@ _CHAT_HINT = f"POST /v1/chat/completions answers conversations, {_COMPLETION_HIN
 _OTHER_SERVERS_ROUTES = {
     "responses": _CHAT_HINT,
     "messages": _CHAT_HINT,
-    "api/chat": _CHAT_HINT,
-    "embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
-    "api/embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
+    "api/embeddings": "POST /api/embed and POST /v1/embeddings make them",
+    "embedding": "POST /v1/embeddings makes embeddings",
     "rerank": "this is a completion model, which does not rank: POST /v1/score rates a text",
     "classify": "this server has a language model: `unmask serve` a classifier's folder to classify texts",
-    "api/generate": _COMPLETION_HINT,
-    "fim/completions": _COMPLETION_HINT,
     "beta/completions": _COMPLETION_HINT,
-    "completion": _COMPLETION_HINT,
 }
 """Routes of other servers (without /v1/), and which route does something similar here."""
 

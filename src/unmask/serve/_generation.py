@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -13,10 +14,10 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from unmask.serve._errors import ERROR_STATUS, to_error
-from unmask.serve._jobs import generation_job
+from unmask.serve._jobs import generation_job, lengths_job
 from unmask.serve._responses import sse_event
 from unmask.serve._schemas import GenerationRequest
-from unmask.serve._text_codec import MaskedText
+from unmask.serve._text_codec import EncodedTemplate, MaskedText
 from unmask.serve.service import RequestHandle, Service
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -28,17 +29,41 @@ STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
 """The second content type of routes that can stream."""
 
 
+async def close_templates(
+    service: Service,
+    request: GenerationRequest,
+    templates: Sequence[EncodedTemplate],
+    seed: int,
+    deadline: float,
+    http: Request,
+) -> list[MaskedText]:
+    """`n` texts of each template, which must be within the limits; candidate i draws open lengths with seed + i.
+
+    How probable the lengths are is asked of the network, as a job of its own for each template.
+    """
+    check_templates(service, request, templates)
+    jobs = [lengths_job(template) for template in templates if template.is_open]
+    found = await await_or_cancel(http, service.submit(jobs, deadline)) if jobs else []
+    posteriors, mask_id, texts = iter(found), service.codec.mask_id, list[MaskedText]()
+    for template in templates:
+        if not template.is_open:
+            texts += [template.close(mask_id)] * request.n
+            continue
+        lengths = next(posteriors)
+        texts += [template.close(mask_id, lengths.draw(seed + index)) for index in range(request.n)]
+    return texts
+
+
 async def submit_generation(
     service: Service,
     request: GenerationRequest,
-    masked_texts: Sequence[MaskedText],
+    texts: Sequence[MaskedText],
     seed: int,
     alternatives: int,
+    deadline: float,
     hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
 ) -> RequestHandle:
-    """Queue `n` sequences for each text; candidate i is sampled with seed + i."""
-    deadline = service.deadline(request.timeout)
-    check_generation(service, request, masked_texts)
+    """Queue a sequence for each text, `n` for each template; candidate i is sampled with seed + i."""
     sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
     can_stop = hit_stop is not None and not sampler.may_remask
     jobs = [
@@ -46,22 +71,22 @@ async def submit_generation(
             service.model,
             text.ids,
             sampler,
-            seed + index,
+            seed + index % request.n,
             alternatives,
             guidance,
             partial(hit_stop, text) if can_stop and hit_stop else None,
         )
-        for text in masked_texts
-        for index in range(request.n)
+        for index, text in enumerate(texts)
     ]
     return service.submit(jobs, deadline, stream=request.stream)
 
 
-def check_generation(service: Service, request: GenerationRequest, masked_texts: Sequence[MaskedText]) -> None:
-    """Refuse a request that is beyond the limits."""
-    service.limits.check("n", request.n * len(masked_texts))
-    for text in masked_texts:
-        service.check_canvas(text, request.length_field)
+def check_templates(service: Service, request: GenerationRequest, templates: Sequence[EncodedTemplate]) -> None:
+    """Refuse a request that is beyond the limits: before masks are allocated, as holes may be of any length."""
+    service.limits.check("n", request.n * len(templates))
+    for template in templates:
+        given = template.num_given
+        service.limits.check_context(request.length_field, given, template.longest - given, service.max_length)
 
 
 def random_seed() -> int:
@@ -90,12 +115,29 @@ async def await_or_cancel(request: Request, handle: RequestHandle) -> list[Any]:
 
 def sse_response(events: AsyncIterator[bytes]) -> StreamingResponse:
     """A response of server-sent events; an error ends it as the last event."""
+    return _streamed(events, "text/event-stream", lambda error: sse_event("error", to_error(error)[1]))
 
+
+def ndjson_response(lines: AsyncIterator[bytes]) -> StreamingResponse:
+    """A response of lines of JSON, as Ollama's; an error ends it as the last line."""
+    return _streamed(
+        lines, "application/x-ndjson", lambda error: json_line({"error": to_error(error)[1].error.message})
+    )
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    """A line of JSON."""
+    return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
+
+
+def _streamed(
+    chunks: AsyncIterator[bytes], media_type: str, last_chunk: Callable[[Exception], bytes]
+) -> StreamingResponse:
     async def with_errors() -> AsyncIterator[bytes]:
         try:
-            async for chunk in events:
+            async for chunk in chunks:
                 yield chunk
         except tuple(ERROR_STATUS) as error:  # the status line has been sent already
-            yield sse_event("error", to_error(error)[1])
+            yield last_chunk(error)
 
-    return StreamingResponse(with_errors(), media_type="text/event-stream")
+    return StreamingResponse(with_errors(), media_type=media_type)

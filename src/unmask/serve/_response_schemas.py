@@ -23,6 +23,18 @@ class ClassifyResponse(BaseModel):
     object: Literal["classification"] = "classification"
     model: str = Field(description="The classifier's name.")
     results: list[Classification] = Field(description="One for each text.")
+    data: list[ClassProbabilities] | None = Field(
+        default=None, description="The same in vLLM's form, if the texts were sent as `input`."
+    )
+
+
+class ClassProbabilities(BaseModel):
+    """What a text was found to be, in vLLM's form."""
+
+    index: int = Field(description="The place of the text in the request.")
+    label: str = Field(description="The most probable class.")
+    probs: list[float] = Field(description="The probability of each class, in the order of the classes.")
+    num_classes: int = Field(description="The number of classes.")
 
 
 class Token(BaseModel):
@@ -164,6 +176,14 @@ class ScoreResponse(BaseModel):
     bits_per_byte_error: float = Field(description="The standard error of the bits per byte.")
     tokens: list[ScoredToken] = Field(description="The contribution of each token.")
     by_time: list[TimeBin] = Field(description="The contribution of each interval of diffusion time.")
+
+
+class ScoreList(BaseModel):
+    """The scores of several texts."""
+
+    object: Literal["list"] = "list"
+    model: str = Field(description="The model's name.")
+    results: list[ScoreResponse] = Field(description="One for each text, in order.")
 
 
 class ExampleTemplate(BaseModel):

@@ -22,10 +22,11 @@ from unmask.serve._classifier import ServedClassifier
 from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, Task
 from unmask.serve._examples import example_templates
 from unmask.serve._metrics import Metrics
+from unmask.serve._renderings import Renderings
 from unmask.serve._response_schemas import ModelCard
 from unmask.serve._schemas import GenerationRequest
 from unmask.serve._structure_compiler import StructureCompiler
-from unmask.serve._text_codec import MaskedText, TextCodec
+from unmask.serve._text_codec import TextCodec
 from unmask.serve.limits import Limits
 
 _DEFAULT_MAX_LENGTH = 4096
@@ -128,6 +129,7 @@ class Service:
         self._engine: Engine | None = None
         self._codec: TextCodec | None = None
         self._structure_compiler: StructureCompiler | None = None
+        self.renderings = Renderings()
 
     def start(
         self,
@@ -218,7 +220,8 @@ class Service:
     @property
     def max_length(self) -> int:
         """The longest sequence."""
-        return self.model.denoiser.max_length or _DEFAULT_MAX_LENGTH
+        served = self.classifier if self.classifies else self.model.denoiser
+        return served.max_length or _DEFAULT_MAX_LENGTH
 
     def model_card(self) -> ModelCard:
         """The model, its samplers and the limits."""
@@ -248,7 +251,7 @@ class Service:
             objective="classification",
             num_parameters=sum(weight.numel() for weight in classifier.network.parameters()),
             vocab_size=served.vocab.size,
-            max_length=served.max_length or _DEFAULT_MAX_LENGTH,
+            max_length=self.max_length,
             samplers=[],
             default_sampler="",
             examples=[],
@@ -312,10 +315,6 @@ class Service:
         if self._structure_compiler is None:
             self._structure_compiler = StructureCompiler(self.codec.tokenizer)
         return self._structure_compiler
-
-    def check_canvas(self, masked_text: MaskedText, param: str) -> None:
-        """Refuse a text that is too long; `param` is the field with the number of new tokens."""
-        self.limits.check_context(param, masked_text.num_prompt_tokens, masked_text.num_masked, self.max_length)
 
     def submit(self, jobs: Sequence[Job], deadline: float, stream: bool = False) -> RequestHandle:
         """Queue the sequences of a request; with `stream`, they report every step."""
