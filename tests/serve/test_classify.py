@@ -63,7 +63,8 @@ def test_the_server_says_what_it_has(server: LiveServer) -> None:
     assert card["labels"] == ["no", "yes", "perhaps"]
     assert (card["objective"], card["max_length"], card["samplers"]) == ("classification", 24, [])
     assert set(server.http.get("/openapi.json").json()["paths"]) == {
-        *("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/classify", "/v1/tokenize")
+        *("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/classify", "/v1/tokenize"),
+        *("/v1/detokenize", "/tokenize", "/detokenize"),
     }
     for page in ("/", "/docs"):
         assert "POST /v1/classify" in server.http.get(page).text.replace("</code>", "").replace("<code>", "")
@@ -74,6 +75,7 @@ def test_the_server_says_what_it_has(server: LiveServer) -> None:
     ("body", "status", "sentence"),
     [
         ({}, 422, "the field texts is missing"),
+        ({"texts": ["a"], "input": "a"}, 422, "texts and input say what is meant twice"),
         ({"texts": []}, 422, "the field texts must be a list of at least 1"),
         ({"texts": [""]}, 422, "the field texts[0] must be a text of at least 1 characters"),
         ({"texts": ["  "]}, 400, "text 0 is empty: there is nothing to classify"),

@@ -162,9 +162,9 @@ def test_bodies_that_are_none(server: LiveServer, body: bytes, status: int, told
 @pytest.mark.parametrize(
     ("method", "path", "status", "told"),
     [
-        ("POST", "/api/chat", 404, "POST /v1/chat/completions answers conversations"),
-        ("POST", "/v1/embeddings", 404, "makes no embeddings"),
-        ("POST", "/v1/fim/completions", 404, "POST /v1/infill fills any holes"),
+        ("POST", "/v1/responses", 404, "POST /v1/chat/completions answers conversations"),
+        ("POST", "/embedding", 404, "POST /v1/embeddings makes embeddings"),
+        ("POST", "/beta/completions", 404, "POST /v1/infill fills any holes"),
         ("POST", "/completions", 404, "did you mean POST /v1/completions?"),
         ("POST", "/v1/v1/completions", 404, "did you mean POST /v1/completions?"),
         ("POST", "/v1/scores", 404, "(did you mean /v1/score?)"),

@@ -24,7 +24,7 @@ from unmask.serve._infill_route import add_infill_route
 from unmask.serve._llama_cpp_routes import add_llama_cpp_routes
 from unmask.serve._middleware import SecurityMiddleware
 from unmask.serve._ollama_routes import add_ollama_routes
-from unmask.serve._response_schemas import ErrorResponse, ModelCard, ModelList
+from unmask.serve._response_schemas import ERROR_STATUSES, ErrorResponse, ModelCard, ModelList
 from unmask.serve._score_route import add_score_route
 from unmask.serve._token_routes import add_token_routes
 from unmask.serve.service import Service
@@ -41,9 +41,7 @@ _MODEL_ROUTES = (
 )
 """Those of a language model."""
 
-_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-}
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in ERROR_STATUSES}
 
 
 def create_app(
@@ -85,6 +83,7 @@ def create_app(
 
 
 def _add_server_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
     async def health() -> dict[str, str]:
         """Whether the server is alive; 503 if its engine has ended or is stuck."""

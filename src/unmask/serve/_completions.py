@@ -36,7 +36,7 @@ class CompletedText:
     stop: str | None
     """The stop text that ended it."""
     has_ended: bool
-    """Whether a token that ends texts ended it."""
+    """Whether a token that ends texts ended it, or the model chose fewer tokens than there could be."""
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
@@ -61,10 +61,16 @@ class CompletionRun:
     """The completions of one or several prompts; sequence i completes prompt i // n."""
 
     def __init__(
-        self, service: Service, request: TextRequest, texts: Sequence[MaskedText], seed: int, deadline: float
+        self,
+        service: Service,
+        request: TextRequest,
+        templates: Sequence[EncodedTemplate],
+        texts: Sequence[MaskedText],
+        seed: int,
     ) -> None:
         self.service, self.request, self.texts, self.seed = service, request, texts, seed
-        self.codec, self.stops, self.deadline = service.codec, request.stops, deadline
+        self.codec, self.stops = service.codec, request.stops
+        self._chose_end = [len(text.ids) < templates[index // request.n].longest for index, text in enumerate(texts)]
         self._handle: RequestHandle | None = None
 
     @classmethod
@@ -79,7 +85,7 @@ class CompletionRun:
         """Close the templates, and queue what is to be generated."""
         seed = random_seed() if request.seed is None else request.seed
         texts = await close_templates(service, request, templates, seed, deadline, http)
-        run = cls(service, request, texts, seed, deadline)
+        run = cls(service, request, templates, texts, seed)
         if any(text.num_masked for text in texts):
             run._handle = await submit_generation(
                 service, request, texts, seed, request.num_alternatives, deadline, run._hit_stop
@@ -148,6 +154,7 @@ class CompletionRun:
         truncated = truncate_at_stop(generated, self.stops)
         text = generated if truncated is None else truncated
         stop = None if truncated is None else next(stop for stop in self.stops if generated.startswith(stop, len(text)))
+        has_ended = has_ended or self._chose_end[index]
         return CompletedText(index, text, masked_text.holes[0][0], tuple(ids), sequence, stop, has_ended)
 
     def _streamable_text(self, index: int, ids: Sequence[int], sent: str) -> str:

@@ -45,7 +45,7 @@ async def error_response(request: Request, error: Exception) -> Response:
         if status in (404, 405):
             body.error.message = _not_found_message(request)
             body.error.code = "unknown_url" if status == 404 else None
-    return JSONResponse(error_body(request.url.path, body), status, headers)
+    return JSONResponse(body.for_path(request.url.path).model_dump(), status, headers)
 
 
 def to_error(error: Exception) -> tuple[int, ErrorResponse]:
@@ -63,11 +63,6 @@ def to_error(error: Exception) -> tuple[int, ErrorResponse]:
     elif isinstance(error, UnknownModelError):
         param, code = "model", "model_not_found"
     return status, ErrorResponse.make(str(error) or type(error).__name__, type_, param, code)
-
-
-def error_body(path: str, error: ErrorResponse) -> dict[str, Any]:
-    """The body of an error response: OpenAI's, or under Ollama's paths a sentence."""
-    return {"error": error.error.message} if path.startswith("/api/") else error.model_dump()
 
 
 _UNREADABLE_BODY = "the body cannot be parsed as JSON: it must be UTF-8, and not nested deeply"

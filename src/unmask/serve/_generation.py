@@ -24,7 +24,7 @@ _CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has disconnected; it only appears in the metrics."""
 
 STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The response"}
+    200: {"content": {"text/event-stream": {"schema": {}}}, "description": "The response"}
 }
 """The second content type of routes that can stream."""
 

@@ -24,10 +24,13 @@ from unmask.serve._ollama_schemas import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
+from unmask.serve._response_schemas import ERROR_STATUSES, OllamaErrorResponse
 from unmask.serve.service import RequestHandle, Service
 
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": OllamaErrorResponse} for status in ERROR_STATUSES}
 _STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}, "description": "The response"}
+    200: {"content": {"application/x-ndjson": {"schema": {}}}, "description": "The response"},
+    **_ERRORS,
 }
 _TAG = "Ollama"
 
@@ -73,7 +76,7 @@ def add_ollama_routes(app: FastAPI, service: Service) -> None:
         reply = _Reply(service, "message")
         return await _chat(reply, body, request) if body.messages else reply.loaded()
 
-    @app.post("/api/embed", tags=[_TAG])
+    @app.post("/api/embed", tags=[_TAG], responses=_ERRORS)
     async def ollama_embed(body: OllamaEmbedRequest, request: Request) -> dict[str, Any]:
         """A vector for each text, as `/v1/embeddings`, compatible with Ollama's clients."""
         service.check_model(_name(body.model))
@@ -91,22 +94,22 @@ def add_ollama_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/api/version", tags=[_TAG])
+    @app.get("/api/version", tags=[_TAG], responses=_ERRORS)
     async def ollama_version() -> dict[str, str]:
         """The version of this server."""
         return {"version": __version__}
 
-    @app.get("/api/tags", tags=[_TAG])
+    @app.get("/api/tags", tags=[_TAG], responses=_ERRORS)
     async def ollama_tags() -> dict[str, Any]:
         """The served model, as Ollama's clients list models."""
         return {"models": [_listed(service)]}
 
-    @app.get("/api/ps", tags=[_TAG])
+    @app.get("/api/ps", tags=[_TAG], responses=_ERRORS)
     async def ollama_ps() -> dict[str, Any]:
         """The model in memory: the served one."""
         return {"models": [{**_listed(service), "context_length": service.max_length}]}
 
-    @app.post("/api/show", tags=[_TAG])
+    @app.post("/api/show", tags=[_TAG], responses=_ERRORS)
     async def ollama_show(body: OllamaShowRequest) -> dict[str, Any]:
         """What the model can do: `insert` is to fill the hole before a suffix."""
         service.check_model(_name(body.model))

@@ -242,3 +242,17 @@ class ErrorResponse(BaseModel):
     ) -> ErrorResponse:
         """An error with these values."""
         return cls(error=ErrorBody(message=message, type=type_, param=param, code=code))
+
+    def for_path(self, path: str) -> ErrorResponse | OllamaErrorResponse:
+        """The error in the words of the route's clients."""
+        return OllamaErrorResponse(error=self.error.message) if path.startswith("/api/") else self
+
+
+class OllamaErrorResponse(BaseModel):
+    """An error as Ollama's clients read it."""
+
+    error: str = Field(description="What was wrong, and what would be right.")
+
+
+ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+"""The statuses of errors."""
