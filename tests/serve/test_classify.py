@@ -50,6 +50,19 @@ def test_it_answers_what_the_library_answers(server: LiveServer) -> None:
     assert [result["index"] for result in body["results"]] == [0, 1, 2, 3]
 
 
+def test_vllms_clients(server: LiveServer) -> None:
+    expected = classifier().predict_proba(TEXTS)
+    for path, given, count in (("/classify", TEXTS, 4), ("/v1/classify", TEXTS[0], 1)):
+        answer = server.post(path, model="tiny", input=given, priority=0).json()
+        assert len(answer["results"]) == len(answer["data"]) == count
+        for index, (entry, shares) in enumerate(zip(answer["data"], expected, strict=False)):
+            assert (entry["index"], entry["num_classes"]) == (index, 3)
+            assert entry["probs"] == pytest.approx(list(shares.values()), rel=1e-6)
+            assert entry["label"] == answer["results"][index]["label"]
+    assert server.post("/v1/classify", texts=TEXTS).json()["data"] is None
+    assert server.post("/tokenize", prompt="ab").json()["max_model_len"] == 24
+
+
 def test_many_requests_at_once_get_what_they_would_alone(server: LiveServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: server.post("/v1/classify", texts=[text]).json(), TEXTS * 8))

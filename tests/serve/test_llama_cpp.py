@@ -184,6 +184,7 @@ def test_grammars_and_schemas(server: LiveServer) -> None:
     ("body", "status", "told"),
     [
         ({"n_predct": 3}, 422, "there is no field 'n_predct' (did you mean n_predict?)"),
+        ({"input_extra": [{"filename": "a"}]}, 422, "the field input_extra[0].text is missing"),
         ({"lora": [{"id": 0, "scale": 0.5}]}, 422, "lora is not supported here: leave it out, or send []"),
         ({"min_p": 0.05}, 422, "min_p is not supported here"),
         ({"n": 2}, 422, "the field n must be a number of at most 1"),

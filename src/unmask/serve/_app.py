@@ -146,8 +146,9 @@ def _extend_schema(app: FastAPI, service: Service, requires_token: bool) -> None
 
     def openapi() -> dict[str, Any]:
         schema = generated()
-        for name in () if service.classifies else ("InfillRequest", "CompletionRequest", "ChatRequest"):
-            schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = service.sampler_names()
+        for model in schema["components"]["schemas"].values():
+            if "sampler" in model.get("properties", {}):
+                model["properties"]["sampler"]["enum"] = service.sampler_names()
         if requires_token:
             schema["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},

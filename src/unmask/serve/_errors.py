@@ -103,13 +103,18 @@ def _describe_validation_error(error: RequestValidationError) -> tuple[int, str 
     if first["type"] == "refused":
         return 422, context["param"], context["sentence"]
     keys = _field_path(first["loc"], body)
+    # Of a field of a union type, the member that fits best is meant: the one whose error lies deepest.
+    paths = [path for each in all_errors if (path := _field_path(each["loc"], body))[:1] == keys[:1]]
+    keys = max(paths, key=len)
     if not keys:
         return 422, None, "the body must be a JSON object, with the fields that /docs lists"
     path = keys[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys[1:])
-    if first["type"] == "missing":
-        return 422, path, f"the field {path} is missing"
     # A field of a union type has an error for each member.
     same_field = [each for each in all_errors if _field_path(each["loc"], body) == keys]
+    if same_field[0]["type"] == "missing":
+        missing = same_field[0]["loc"][-1]
+        path = path if keys[-1] == missing else f"{path}.{missing}"
+        return 422, path, f"the field {path} is missing"
     expected = list(dict.fromkeys(_expected(each) for each in same_field))
     options = " or ".join([", ".join(expected[:-1]), expected[-1]] if len(expected) > 1 else expected)
     return 422, path, f"the field {path} must be {options}"
