@@ -168,6 +168,8 @@ def test_what_is_far_from_the_hole_is_not_read(server: LiveServer) -> None:
     assert found["truncated"] is True
     assert found["tokens_evaluated"] + found["tokens_predicted"] == LENGTH
     assert found["prompt"].endswith("abc")
+    long = post(server, prompt="ab", input_suffix="c", n_predict=10**30, min_tokens=10**29, **MINE)
+    assert long["tokens_predicted"] == LENGTH // 2
     long = post(server, prompt="ab", n_predict=4096, **MINE)
     assert long["tokens_predicted"] == LENGTH // 2
     assert post(server, prompt="ab", n_predict=-1, **MINE)["tokens_predicted"] == LENGTH // 2

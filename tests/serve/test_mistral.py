@@ -73,7 +73,8 @@ def test_without_a_suffix_a_prompt_is_continued(server: LiveServer) -> None:
         ({"prompt": "a", "min_tokens": 5, "max_tokens": 4}, 422, "min_tokens is above max_tokens"),
         ({"prompt": "a", "random_seed": 1, "seed": 2}, 422, "mean the same but differ"),
         ({"prompt": "a" * 60, "suffix": "b"}, 400, "maximum context length is 48 tokens"),
-        ({"prompt": "a", "suffix": "b", "min_tokens": 0, "max_tokens": 40, "n": 2}, 422, "the field n"),
+        ({"prompt": "a", "suffix": "b", "min_tokens": 0, "max_tokens": 10**30}, 400, "maximum context length is 48"),
+        ({"prompt": "a", "n": 2}, 422, "the field n must be a number of at most 1"),
         ({"prompt": "a", "model": "other"}, 404, "there is no model 'other' here"),
     ],
 )

@@ -34,6 +34,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: an OpenAI-compatible API, and a web page; or a classifier.
 
+    Editors and other clients of llama.cpp, Ollama and Mistral find their routes as well: /infill, /api/generate,
+    /v1/fim/completions. /docs lists all of them.
+
     For example:
       unmask serve runs/demo
       UNMASK_TOKEN=secret unmask serve runs/demo --host 0.0.0.0 --allow-host my.machine

@@ -104,7 +104,7 @@ def _describe_validation_error(error: RequestValidationError) -> tuple[int, str 
         return 422, context["param"], context["sentence"]
     keys = _field_path(first["loc"], body)
     # Of a field of a union type, the member that fits best is meant: the one whose error lies deepest.
-    paths = [path for each in all_errors if (path := _field_path(each["loc"], body))[:1] == keys[:1]]
+    paths = [found for each in all_errors if (found := _field_path(each["loc"], body))[:1] == keys[:1]]
     keys = max(paths, key=len)
     if not keys:
         return 422, None, "the body must be a JSON object, with the fields that /docs lists"

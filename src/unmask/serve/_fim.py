@@ -69,7 +69,7 @@ class Gap:
             lengths = range(min(usual, usual if self.most is None else self.most) + 1)
         else:
             lengths = range(self.least, max(self.least, usual if self.most is None else self.most) + 1)
-        if len(lengths) == 1:
+        if lengths.stop - lengths.start == 1:  # there may be too many for len()
             return lengths[0]
         check_open_holes(service.model.denoiser, f"send min_tokens and {self.most_field}, which are then the same")
         return lengths

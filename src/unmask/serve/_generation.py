@@ -42,6 +42,7 @@ async def close_templates(
     How probable the lengths are is asked of the network, as a job of its own for each template.
     """
     check_templates(service, request, templates)
+    service.sampler(request)  # refuses what it must before the network is asked
     jobs = [lengths_job(template) for template in templates if template.is_open]
     found = await await_or_cancel(http, service.submit(jobs, deadline)) if jobs else []
     posteriors, mask_id, texts = iter(found), service.codec.mask_id, list[MaskedText]()
