@@ -167,7 +167,13 @@ def test_what_is_far_from_the_hole_is_not_read(server: LiveServer) -> None:
     found = post(server, **far, **MINE)
     assert found["truncated"] is True
     assert found["tokens_evaluated"] + found["tokens_predicted"] == LENGTH
-    assert found["prompt"].endswith("abc")
+    assert found["prompt"] == ("h" * 90 + "abc")[-33:]  # a quarter of what is read follows the hole
+    cut = "h" * 30 + "abc<mask:4>def" + "g" * 8
+    assert found["content"] == language_model().infill(cut, sampler=Ancestral(3), seed=3).text[33:37]
+    one_sided = post(server, **{**far, "input_prefix": "abc"}, **MINE)
+    assert (one_sided["prompt"], one_sided["tokens_evaluated"]) == ("abc", LENGTH - 4)
+    one_sided = post(server, **{**far, "input_suffix": "def"}, **MINE)
+    assert (len(one_sided["prompt"]), one_sided["tokens_evaluated"]) == (LENGTH - 7, LENGTH - 4)
     long = post(server, prompt="ab", input_suffix="c", n_predict=10**30, min_tokens=10**29, **MINE)
     assert long["tokens_predicted"] == LENGTH // 2
     long = post(server, prompt="ab", n_predict=4096, **MINE)
