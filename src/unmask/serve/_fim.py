@@ -42,7 +42,7 @@ class Gap:
         left, right = self._encoded(service)
         hole, limits = self._hole(service, 0), service.limits
         longest = min(_longest(hole), max(1, service.max_length // 2), limits.max_tokens)
-        hole = min(hole, longest) if isinstance(hole, int) else range(min(hole[0], longest), longest + 1)
+        hole = longest if isinstance(hole, int) or hole[0] >= longest else range(hole[0], longest + 1)
         room = max(0, min(service.max_length - longest, limits.prompt_tokens))
         kept_right = right[: min(len(right), max(room // 4, room - len(left)))]
         kept_left = left[max(0, len(left) - (room - len(kept_right))) :]
