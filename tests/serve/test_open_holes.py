@@ -87,6 +87,32 @@ def test_completions_in_front_of_a_suffix(server: LiveServer) -> None:
     assert exact["choices"] == plain["choices"]
 
 
+def test_lengths_can_match_the_pattern(server: LiveServer) -> None:
+    """Drawn from the posterior, given that the length is one of those that can match."""
+    template, seeds = "abc<mask:0..6>def", range(16)
+    posterior = language_model().hole_lengths(template)
+    share = {n: p for (n,), p in zip(posterior.lengths, posterior.probabilities, strict=True) if n in (2, 5)}
+    among = posterior.where([{2, 5}])
+    assert dict(zip(among.lengths, among.probabilities, strict=True)) == pytest.approx(
+        {(n,): p / sum(share.values()) for n, p in share.items()}
+    )
+    with pytest.raises(ValueError, match="none can match the pattern"):
+        posterior.where([{99}])
+    body = {"template": template, "regex": "(gh){2,3}", "steps": 3, "n": len(seeds), "seed": 0}
+    answer = server.post("/v1/infill", **body)
+    assert answer.status_code == 200, answer.text
+    found = [result["spans"][0]["text"] for result in answer.json()["results"]]
+    assert set(found) <= {"ghgh", "ghghgh"}
+    narrow = language_model().hole_lengths("abc<mask:4..6>def").where([{4, 6}])
+    assert [len(text) for text in found] == [narrow.draw(seed)[0] for seed in seeds]
+    told = server.post("/v1/infill", **{**body, "regex": "(gh){9}"})
+    assert told.status_code == 400
+    assert "no hole of 0 to 6 tokens can match the pattern '(gh){9}'" in told.json()["error"]["message"]
+    whole = server.post("/infill", input_prefix="abc", input_suffix="def", n_predict=6, grammar='root ::= "gh"+')
+    assert whole.status_code == 200, whole.text
+    assert set(whole.json()["content"]) == {"g", "h"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "told"),
     [

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,22 @@ class HoleLengths:
     """Of each combination; they sum to one."""
     standard_errors: tuple[float, ...]
     """Of the log-probability of each relative to the first, from the random maskings: 0 if all were summed."""
+
+    def where(self, possible: Sequence[Collection[int]]) -> HoleLengths:
+        """The posterior, given that the length of each open hole is one of these."""
+        kept = [
+            number
+            for number, lengths in enumerate(self.lengths)
+            if all(length in among for length, among in zip(lengths, possible, strict=True))
+        ]
+        total = sum(self.probabilities[number] for number in kept)
+        if not total:
+            raise ValueError("of the lengths that are probable here, none can match the pattern; give another range")
+        return HoleLengths(
+            tuple(self.lengths[number] for number in kept),
+            tuple(self.probabilities[number] / total for number in kept),
+            tuple(self.standard_errors[number] for number in kept),
+        )
 
     def draw(self, seed: int) -> tuple[int, ...]:
         """Lengths with these probabilities."""

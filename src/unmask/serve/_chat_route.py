@@ -40,5 +40,8 @@ async def submit_chat(service: Service, body: ChatRequest) -> tuple[ChatResponde
     responder = await service.renderings.run(lambda: ChatResponder(service, body, seed), deadline)
     asked = constrained(body, responder.form)
     texts = [responder.masked_text] * body.n
-    handle = await submit_generation(service, asked, texts, seed, body.top_logprobs or 0, deadline, responder.hit_stop)
+    guidance = await service.guidance(asked, deadline)
+    handle = submit_generation(
+        service, asked, texts, seed, body.top_logprobs or 0, deadline, guidance, responder.hit_stop
+    )
     return responder, handle

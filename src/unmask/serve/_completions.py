@@ -12,7 +12,7 @@ from typing import Literal
 
 from fastapi import Request
 
-from unmask.serve._generation import await_or_cancel, close_templates, random_seed, submit_generation
+from unmask.serve._generation import await_or_cancel, check_templates, close_templates, random_seed, submit_generation
 from unmask.serve._jobs import GeneratedSequence, StepEvent
 from unmask.serve._response_schemas import Usage
 from unmask.serve._responses import EventStream, usage
@@ -84,11 +84,13 @@ class CompletionRun:
     ) -> CompletionRun:
         """Close the templates, and queue what is to be generated."""
         seed = random_seed() if request.seed is None else request.seed
-        texts = await close_templates(service, request, templates, seed, deadline, http)
+        check_templates(service, request, templates)
+        guidance = await service.guidance(request, deadline)
+        texts = await close_templates(service, request, templates, seed, deadline, http, guidance)
         run = cls(service, request, templates, texts, seed)
         if any(text.num_masked for text in texts):
-            run._handle = await submit_generation(
-                service, request, texts, seed, request.num_alternatives, deadline, run._hit_stop
+            run._handle = submit_generation(
+                service, request, texts, seed, request.num_alternatives, deadline, guidance, run._hit_stop
             )
         return run
 

@@ -13,6 +13,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
+from unmask.guidance import Guidance
+from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.serve._errors import ERROR_STATUS, to_error
 from unmask.serve._jobs import generation_job, lengths_job
 from unmask.serve._responses import sse_event
@@ -36,16 +38,21 @@ async def close_templates(
     seed: int,
     deadline: float,
     http: Request,
+    guidance: Guidance | None,
 ) -> list[MaskedText]:
     """`n` texts of each template, which must be within the limits; candidate i draws open lengths with seed + i.
 
-    How probable the lengths are is asked of the network, as a job of its own for each template.
+    How probable the lengths are is asked of the network, as a job of its own for each template. Lengths that cannot
+    match what the guidance asks of every hole are left out.
     """
-    check_templates(service, request, templates)
     service.sampler(request)  # refuses what it must before the network is asked
-    jobs = [lengths_job(template) for template in templates if template.is_open]
+    pattern = guidance.regex if guidance is not None and isinstance(guidance.regex, TokenDFA) else None
+    possible = [await asyncio.to_thread(_possible_lengths, each, pattern) for each in templates if each.is_open]
+    open_templates = [each for each in templates if each.is_open]
+    jobs = [lengths_job(_narrowed(*pair)) for pair in zip(open_templates, possible, strict=True)]
     found = await await_or_cancel(http, service.submit(jobs, deadline)) if jobs else []
-    posteriors, mask_id, texts = iter(found), service.codec.mask_id, list[MaskedText]()
+    posteriors = (lengths.where(among) for lengths, among in zip(found, possible, strict=True))
+    mask_id, texts = service.codec.mask_id, list[MaskedText]()
     for template in templates:
         if not template.is_open:
             texts += [template.close(mask_id)] * request.n
@@ -55,17 +62,18 @@ async def close_templates(
     return texts
 
 
-async def submit_generation(
+def submit_generation(
     service: Service,
     request: GenerationRequest,
     texts: Sequence[MaskedText],
     seed: int,
     alternatives: int,
     deadline: float,
+    guidance: Guidance | None,
     hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
 ) -> RequestHandle:
     """Queue a sequence for each text, `n` for each template; candidate i is sampled with seed + i."""
-    sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
+    sampler = service.sampler(request)
     can_stop = hit_stop is not None and not sampler.may_remask
     jobs = [
         generation_job(
@@ -80,6 +88,35 @@ async def submit_generation(
         for index, text in enumerate(texts)
     ]
     return service.submit(jobs, deadline, stream=request.stream)
+
+
+def _possible_lengths(template: EncodedTemplate, pattern: TokenDFA | None) -> list[Sequence[int]]:
+    """The lengths of each open hole that can match the pattern, in order; ValueError if there are none."""
+    possible, is_at_start = list[Sequence[int]](), True
+    for piece in template.pieces:
+        if isinstance(piece, range):
+            matching: Sequence[int] = piece
+            if pattern is not None:
+                state = pattern.text_start_state if is_at_start else pattern.inner_state
+                matching = [length for length in pattern.match_lengths(state, piece[-1])[0] if length in piece]
+            if not matching:
+                raise ValueError(
+                    f"no hole of {piece[0]} to {piece[-1]} tokens can match {pattern.subject if pattern else ''}: give"
+                    " another range"
+                )
+            possible.append(matching)
+        is_at_start = is_at_start and piece in ([], 0)
+    return possible
+
+
+def _narrowed(template: EncodedTemplate, possible: Sequence[Sequence[int]]) -> EncodedTemplate:
+    """The template with open holes from the smallest to the largest possible length."""
+    left = iter(possible)
+    pieces = [
+        range(lengths[0], lengths[-1] + 1) if isinstance(piece, range) and (lengths := next(left)) else piece
+        for piece in template.pieces
+    ]
+    return EncodedTemplate(tuple(pieces))
 
 
 def check_templates(service: Service, request: GenerationRequest, templates: Sequence[EncodedTemplate]) -> None:

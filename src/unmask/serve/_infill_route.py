@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from unmask.serve._generation import (
     STREAM_RESPONSE,
     await_or_cancel,
+    check_templates,
     close_templates,
     random_seed,
     sse_response,
@@ -40,8 +41,10 @@ def add_infill_route(app: FastAPI, service: Service) -> None:
         assert given is not None
         template = await asyncio.to_thread(service.codec.encode_template, given)
         seed = random_seed() if body.seed is None else body.seed
-        texts = await close_templates(service, body, [template], seed, deadline, request)
-        handle = await submit_generation(service, body, texts, seed, body.alternatives, deadline)
+        check_templates(service, body, [template])
+        guidance = await service.guidance(body, deadline)
+        texts = await close_templates(service, body, [template], seed, deadline, request, guidance)
+        handle = submit_generation(service, body, texts, seed, body.alternatives, deadline, guidance)
         responder = InfillResponder(service, texts, seed, template.is_open)
         if body.stream:
             return sse_response(responder.stream(handle.events()))
