@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
+from greenlet import getcurrent
 from jaxtyping import AbstractArray, jaxtyped
 
 CHECKED: set[str] = set()
@@ -77,14 +78,30 @@ def _checked(function: Callable[..., Any], hints: dict[str, Any]) -> Callable[..
     def checked(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
+        arguments = signature.bind(*args, **kwargs).arguments
+        if getcurrent().parent is None:
+            with jaxtyped("context"):  # type: ignore[call-overload]
+                check_arguments(arguments)
+                result = function(*args, **kwargs)
+                check_result(result)
+            return result
+        # Jobs of the server take turns within calls, and contexts are a stack of the thread: none is kept open.
         with jaxtyped("context"):  # type: ignore[call-overload]
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
-                if name in hints:
-                    _check(f"{name} of {function.__qualname__}", value, hints[name])
-            result = function(*args, **kwargs)
-            if "return" in hints:
-                _check(f"the result of {function.__qualname__}", result, hints["return"])
+            check_arguments(arguments)
+        result = function(*args, **kwargs)
+        with jaxtyped("context"):  # type: ignore[call-overload]
+            check_arguments(arguments)
+            check_result(result)
         return result
+
+    def check_arguments(arguments: dict[str, Any]) -> None:
+        for name, value in arguments.items():
+            if name in hints:
+                _check(f"{name} of {function.__qualname__}", value, hints[name])
+
+    def check_result(result: Any) -> None:
+        if "return" in hints:
+            _check(f"the result of {function.__qualname__}", result, hints["return"])
 
     return checked
 

@@ -367,3 +367,27 @@ def test_the_api_describes_itself(server: LiveServer) -> None:
     assert "http://" not in page.text.replace(server.url, "")
     assert f"curl {server.url}/v1/infill -H" in page.text
     assert "cdn" not in page.text
+
+
+def test_scores_of_many_texts(server: LiveServer) -> None:
+    """Each is what it is alone, however the texts are sent."""
+    given = ["abc", "def gh", "h"]
+    alone = [server.post("/v1/score", text=text, draws=32, seed=5).json() for text in given]
+    for body in ({"text": given}, {"texts": given}):
+        answer = server.post("/v1/score", **body, draws=32, seed=5).json()
+        assert (answer["object"], answer["model"]) == ("list", "tiny")
+        for found, expected in zip(answer["results"], alone, strict=True):
+            assert found["nats"] == pytest.approx(expected["nats"])
+            assert [token["text"] for token in found["tokens"]] == [token["text"] for token in expected["tokens"]]
+            assert found["bits_per_byte"] == pytest.approx(expected["bits_per_byte"])
+    assert len(server.post("/v1/score", texts=["abc"], draws=16).json()["results"]) == 1
+    for body, status, told in (
+        ({"text": "a", "texts": ["b"]}, 422, "text and texts say what is meant twice"),
+        ({"texts": []}, 422, "the field texts must be a list of at least 1"),
+        ({"text": ["a", ""]}, 422, "text[1]"),
+        ({"texts": ["a"] * 65}, 400, "this server allows texts up to 64; got 65"),
+        ({"texts": ["a", "é"]}, 400, "cannot be written"),
+    ):
+        answer = server.post("/v1/score", **body)
+        assert answer.status_code == status, answer.text
+        assert told in answer.json()["error"]["message"]

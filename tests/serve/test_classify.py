@@ -37,6 +37,19 @@ def test_it_answers_what_the_library_answers(server: LiveServer) -> None:
     assert [result["index"] for result in body["results"]] == [0, 1, 2, 3]
 
 
+def test_vllms_clients(server: LiveServer) -> None:
+    expected = classifier().predict_proba(TEXTS)
+    for path, given, count in (("/classify", TEXTS, 4), ("/v1/classify", TEXTS[0], 1)):
+        answer = server.post(path, model="tiny", input=given, priority=0).json()
+        assert len(answer["results"]) == len(answer["data"]) == count
+        for index, (entry, shares) in enumerate(zip(answer["data"], expected, strict=False)):
+            assert (entry["index"], entry["num_classes"]) == (index, 3)
+            assert entry["probs"] == pytest.approx(list(shares.values()), rel=1e-6)
+            assert entry["label"] == answer["results"][index]["label"]
+    assert server.post("/v1/classify", texts=TEXTS).json()["data"] is None
+    assert server.post("/tokenize", prompt="ab").json()["max_model_len"] == 24
+
+
 def test_many_requests_at_once_get_what_they_would_alone(server: LiveServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: server.post("/v1/classify", texts=[text]).json(), TEXTS * 8))
@@ -50,7 +63,8 @@ def test_the_server_says_what_it_has(server: LiveServer) -> None:
     assert card["labels"] == ["no", "yes", "perhaps"]
     assert (card["objective"], card["max_length"], card["samplers"]) == ("classification", 24, [])
     assert set(server.http.get("/openapi.json").json()["paths"]) == {
-        *("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/classify", "/v1/tokenize")
+        *("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/classify", "/v1/tokenize"),
+        *("/v1/detokenize", "/tokenize", "/detokenize"),
     }
     for page in ("/", "/docs"):
         assert "POST /v1/classify" in server.http.get(page).text.replace("</code>", "").replace("<code>", "")
@@ -61,6 +75,7 @@ def test_the_server_says_what_it_has(server: LiveServer) -> None:
     ("body", "status", "sentence"),
     [
         ({}, 422, "the field texts is missing"),
+        ({"texts": ["a"], "input": "a"}, 422, "texts and input say what is meant twice"),
         ({"texts": []}, 422, "the field texts must be a list of at least 1"),
         ({"texts": [""]}, 422, "the field texts[0] must be a text of at least 1 characters"),
         ({"texts": ["  "]}, 400, "text 0 is empty: there is nothing to classify"),

@@ -11,6 +11,9 @@ from unmask import Ancestral, SamplingParams
 from unmask.serve._api_docs import _EXAMPLES
 from unmask.serve._chat_schemas import ChatResponse
 from unmask.serve._compat import IGNORED_FIELDS, NEUTRAL_VALUES
+from unmask.serve._embeddings import EmbeddingsResponse
+from unmask.serve._llama_cpp_schemas import IGNORED_BY_INFILL
+from unmask.serve._ollama_schemas import IGNORED_BY_OLLAMA
 from unmask.serve._response_schemas import (
     ClassifyResponse,
     CompletionResponse,
@@ -162,9 +165,9 @@ def test_bodies_that_are_none(server: LiveServer, body: bytes, status: int, told
 @pytest.mark.parametrize(
     ("method", "path", "status", "told"),
     [
-        ("POST", "/api/chat", 404, "POST /v1/chat/completions answers conversations"),
-        ("POST", "/v1/embeddings", 404, "makes no embeddings"),
-        ("POST", "/v1/fim/completions", 404, "POST /v1/infill fills any holes"),
+        ("POST", "/v1/responses", 404, "POST /v1/chat/completions answers conversations"),
+        ("POST", "/embedding", 404, "POST /v1/embeddings makes embeddings"),
+        ("POST", "/beta/completions", 404, "POST /v1/infill fills any holes"),
         ("POST", "/completions", 404, "did you mean POST /v1/completions?"),
         ("POST", "/v1/v1/completions", 404, "did you mean POST /v1/completions?"),
         ("POST", "/v1/scores", 404, "(did you mean /v1/score?)"),
@@ -181,10 +184,12 @@ def test_routes_that_are_none(server: LiveServer, method: str, path: str, status
 
 def test_the_schema_says_what_programs_need(server: LiveServer) -> None:
     schema = server.http.get("/openapi.json").json()
-    for path in ("/v1/infill", "/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/infill", "/v1/completions", "/v1/chat/completions", "/v1/fim/completions", "/infill"):
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(content) == {"application/json", "text/event-stream"}
-        assert "$ref" in content["application/json"]["schema"]
+        assert "$ref" in content["application/json"]["schema"] or path == "/infill"
+    for name in ("InfillRequest", "FimRequest", "LlamaCppRequest", "OllamaGenerateRequest", "OllamaChatRequest"):
+        assert "ancestral" in schema["components"]["schemas"][name]["properties"]["sampler"]["enum"]
     names = [told["operationId"] for path in schema["paths"].values() for told in path.values()]
     assert {"infill", "completions", "score", "models", "health"} <= set(names)
     assert len(names) == len(set(names))
@@ -206,7 +211,11 @@ def test_the_reference_speaks_of_the_server_that_was_asked(server: LiveServer) -
     assert all(name in page for name in (*IGNORED_FIELDS, *NEUTRAL_VALUES))
     icon = server.http.get("/favicon.ico")
     assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
-    kinds = (InfillResponse, CompletionResponse, ChatResponse, ScoreResponse, ClassifyResponse, TokenizeResponse)
+    assert all(name in page for name in (*IGNORED_BY_INFILL, *IGNORED_BY_OLLAMA))
+    kinds = (
+        *(InfillResponse, CompletionResponse, ChatResponse, ChatResponse, EmbeddingsResponse, ScoreResponse),
+        *(ClassifyResponse, TokenizeResponse),
+    )
     for (request, answer), kind in zip(_EXAMPLES.values(), kinds, strict=True):
         kind.model_validate(answer, strict=True, extra="forbid")
         assert request

@@ -84,7 +84,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, server: LiveServer) -
     assert found.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="this model has no chat template, so it cannot chat"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "ab"}])
-    with pytest.raises(openai.NotFoundError, match="makes no embeddings"):
-        client.embeddings.create(model="tiny", input="ab")
+    with pytest.raises(openai.UnprocessableEntityError, match="dimensions is not supported"):
+        client.embeddings.create(model="tiny", input="ab", dimensions=4)
     with pytest.raises(openai.NotFoundError, match="POST /v1/chat/completions answers"):
         client.responses.create(model="tiny", input="ab")

@@ -7,7 +7,7 @@ from unmask.classification._experiment import ClassificationExperiment, Labelled
 from unmask.classification._folder import is_classifier, load_classifier, save_classifier
 from unmask.classification._labels import Labels
 from unmask.classification._metrics import Evaluation, Metric, Summary, evaluate
-from unmask.classification._network import POOLINGS, ClassifierConfig, SequenceClassifier
+from unmask.classification._network import POOLINGS, ClassifierConfig, SequenceClassifier, pool
 from unmask.classification._predictions import check_output, write_predictions
 from unmask.classification._run import RESULTS_FILE, Results, RunResult, load_encoder, run_classification, run_many
 from unmask.classification._table import Table, column_options, read_table
@@ -41,6 +41,7 @@ __all__ = [
     "load_classifier",
     "load_encoder",
     "make_experiment",
+    "pool",
     "read_table",
     "run_classification",
     "run_many",

@@ -41,6 +41,9 @@ def serve(
 
     Requests choose one of several models by its name, `model`; the first one answers those that name none.
 
+    Editors and other clients of llama.cpp, Ollama and Mistral find their routes as well: /infill, /api/generate,
+    /v1/fim/completions. /docs lists all of them.
+
     For example:
       unmask serve runs/demo
       unmask serve small=runs/demo reviews=runs/reviews --workers 2

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,22 @@ class HoleLengths:
     standard_errors: tuple[float, ...]
     """Of the log-probability of each relative to the first, from the random maskings: 0 if all were summed."""
 
+    def where(self, possible: Sequence[Collection[int]]) -> HoleLengths:
+        """The posterior, given that the length of each open hole is one of these."""
+        kept = [
+            number
+            for number, lengths in enumerate(self.lengths)
+            if all(length in among for length, among in zip(lengths, possible, strict=True))
+        ]
+        total = sum(self.probabilities[number] for number in kept)
+        if not total:
+            raise ValueError("of the lengths that are probable here, none can match the pattern; give another range")
+        return HoleLengths(
+            tuple(self.lengths[number] for number in kept),
+            tuple(self.probabilities[number] / total for number in kept),
+            tuple(self.standard_errors[number] for number in kept),
+        )
+
     def draw(self, seed: int) -> tuple[int, ...]:
         """Lengths with these probabilities."""
         u = float(torch.rand((), generator=seeded_generator(seed), dtype=torch.float64))
@@ -70,7 +86,7 @@ def hole_lengths(
 
     Where a text ends with a hole, the end-of-text token of the model stands behind it.
     """
-    _check(denoiser)
+    check_open_holes(denoiser)
     if draws < 1:
         raise ValueError(f"draws must be at least 1; got {draws}")
     mask_id = denoiser.vocab.mask_id
@@ -94,14 +110,15 @@ def hole_lengths(
     )
 
 
-def _check(denoiser: DenoiserLike) -> None:
+def check_open_holes(denoiser: DenoiserLike, remedy: str = "give the number of tokens, as in <mask:12>") -> None:
+    """ValueError with this remedy if the lengths of holes cannot be told by this model."""
     process = denoiser.process
     if process.inserts_tokens:
         raise ValueError("this model draws the length of a hole with its text, and has no posterior of it: fill it")
     if not isinstance(process, Masking) or not denoiser.normalized:
         raise ValueError(
             f"the length of a hole is found by models of masked tokens that read both sides of it, and this one is"
-            f" {process.title}: give the number of tokens, as in <mask:12>"
+            f" {process.title}: {remedy}"
         )
 
 

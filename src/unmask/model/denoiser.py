@@ -175,6 +175,13 @@ class Denoiser(nn.Module):
         log_x = self.objective.log_probs(logits, self._alpha(tokens, t, positions), self.vocab)
         return log_x.reshape(*tokens.shape, self.vocab.size)
 
+    def features(self, tokens: Tokens, context: Context = Context()) -> Float[Tensor, "B L width"]:
+        """The hidden states of clean tokens [B, L], t = 0, each at its own position: `Backbone.features`."""
+        self.backbone.require(context)
+        t = torch.zeros(len(tokens), 1, device=tokens.device)
+        with torch.autocast(tokens.device.type, torch.bfloat16) if self.use_bf16 else nullcontext():
+            return self.backbone.features(self.backbone.embed(tokens), self._time_input(t), context)
+
     def _apply_head(self, hidden: Float[Tensor, "N width"], row_fn: LogitsRowFn) -> Shaped[Tensor, " N *values"]:
         head = self.backbone.lm_head
         if self.backbone.has_plain_head:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 HOLE_PATTERN = re.compile(r"<mask(?::(\d+|\d+\.\.\d+|\*))?>")
 _MAX_HOLE_TOKENS = 1_000_000
-_ANY_LENGTH = range(33)
+ANY_LENGTH = range(33)
 """The lengths of `<mask:*>`."""
 
 _TemplatePart: TypeAlias = str | int | range | list[int]
@@ -64,7 +64,7 @@ def _hole_length(written: str | None) -> int | range:
     if written is None:
         return 1
     if written == "*":
-        return _ANY_LENGTH
+        return ANY_LENGTH
     first, *last = (int(digits) if len(digits) <= 20 else 10**20 for digits in written.split(".."))
     return range(first, last[0] + 1) if last else first
 
@@ -99,6 +99,11 @@ class EncodedTemplate:
     def is_open(self) -> bool:
         """Whether the length of a hole is to be chosen."""
         return any(isinstance(piece, range) for piece in self.pieces)
+
+    @property
+    def num_given(self) -> int:
+        """Tokens that are given."""
+        return sum(len(piece) for piece in self.pieces if isinstance(piece, list))
 
     @property
     def longest(self) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
 from unmask.serve._compat import IGNORED_FIELDS, NEUTRAL_VALUES
+from unmask.serve._llama_cpp_schemas import IGNORED_BY_INFILL
+from unmask.serve._ollama_schemas import IGNORED_BY_OLLAMA
 from unmask.serve._schemas import MAX_STOPS
 
 _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -70,6 +73,39 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "seed": 1,
         },
     ),
+    "/v1/fim/completions": (
+        {"prompt": "def ", "suffix": "\n    return x", "max_tokens": 12, "random_seed": 1},
+        {
+            "id": "fim-2f10ab",
+            "object": "chat.completion",
+            "created": 1760000000,
+            "model": "demo",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {
+                        "role": "assistant",
+                        "content": "first(self, x):",
+                        "refusal": None,
+                        "tool_calls": None,
+                    },
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12},
+            "seed": 1,
+        },
+    ),
+    "/v1/embeddings": (
+        {"input": ["def main():", "class Main:"]},
+        {
+            "object": "list",
+            "data": [{"object": "embedding", "index": 0, "embedding": [0.031, -0.112, 0.008]}],
+            "model": "demo",
+            "usage": {"prompt_tokens": 7, "total_tokens": 7},
+        },
+    ),
     "/v1/score": (
         {"text": "def main():", "draws": 64},
         {
@@ -122,6 +158,9 @@ with OpenAI's. Differences:</p><ul>
 <li>null means not given.</li>
 <li>Accepted and ignored: {labels}.</li>
 <li>Accepted with their neutral value only: {neutral}; <code>best_of</code> up to <code>n</code>.</li>
+<li>llama.cpp's clients (<code>/infill</code>, <code>/completion</code>) may also send, without effect:
+{llama_cpp}.</li>
+<li>Ollama's clients (<code>/api</code>) may also send, without effect: {ollama}.</li>
 <li>Any other field is refused.</li></ul>"""
 
 
@@ -144,12 +183,20 @@ def render_api_docs(schema: dict[str, Any], base_url: str, requires_token: bool 
 
 
 def _compatibility_section() -> str:
-    labels = ", ".join(f"<code>{name}</code>" for name in IGNORED_FIELDS)
+    def codes(names: Iterable[str]) -> str:
+        return ", ".join(f"<code>{name}</code>" for name in names)
+
     neutral = ", ".join(
         f"<code>{name}</code> {' or '.join(escape(json.dumps(value)) for value in values)}"
         for name, values in NEUTRAL_VALUES.items()
     )
-    return _COMPATIBILITY_HTML.format(labels=labels, neutral=neutral, stops=MAX_STOPS)
+    return _COMPATIBILITY_HTML.format(
+        labels=codes(IGNORED_FIELDS),
+        neutral=neutral,
+        stops=MAX_STOPS,
+        llama_cpp=codes(IGNORED_BY_INFILL),
+        ollama=codes(IGNORED_BY_OLLAMA),
+    )
 
 
 def _route_section(

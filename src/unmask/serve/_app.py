@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -16,43 +15,33 @@ from starlette.exceptions import HTTPException
 from unmask import __version__
 from unmask.serve._api_docs import render_api_docs
 from unmask.serve._chat_route import add_chat_route
-from unmask.serve._classifier import classification_job
+from unmask.serve._classify_route import add_classify_route
+from unmask.serve._completion_route import add_completion_route
+from unmask.serve._embeddings import add_embeddings_route
 from unmask.serve._errors import ERROR_STATUS, error_response
-from unmask.serve._generation import (
-    STREAM_RESPONSE,
-    await_or_cancel,
-    check_generation,
-    random_seed,
-    sse_response,
-    submit_generation,
-)
-from unmask.serve._jobs import scoring_job
+from unmask.serve._fim_route import add_fim_route
+from unmask.serve._infill_route import add_infill_route
+from unmask.serve._llama_cpp_routes import add_llama_cpp_routes
 from unmask.serve._middleware import SecurityMiddleware
-from unmask.serve._response_schemas import (
-    ClassifyResponse,
-    CompletionResponse,
-    ErrorResponse,
-    InfillResponse,
-    ModelCard,
-    ModelList,
-    ScoreResponse,
-    ServerState,
-    Token,
-    TokenizeResponse,
-)
-from unmask.serve._responses import CompletionResponder, InfillResponder, score_response
-from unmask.serve._schemas import (
-    ClassifyRequest,
-    CompletionRequest,
-    InfillRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
+from unmask.serve._ollama_routes import add_ollama_routes
+from unmask.serve._response_schemas import ERROR_STATUSES, ErrorResponse, ModelCard, ModelList, ServerState
+from unmask.serve._score_route import add_score_route
+from unmask.serve._token_routes import add_token_routes
 from unmask.serve.models import ServedModels
 
-_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-}
+_MODEL_ROUTES = (
+    add_infill_route,
+    add_completion_route,
+    add_chat_route,
+    add_score_route,
+    add_embeddings_route,
+    add_fim_route,
+    add_llama_cpp_routes,
+    add_ollama_routes,
+)
+"""Those of a language model."""
+
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in ERROR_STATUSES}
 
 
 def create_app(
@@ -82,19 +71,18 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, *ERROR_STATUS):
         app.add_exception_handler(kind, error_response)
     _add_server_routes(app, models)
-    _add_tokenize_route(app, models)
+    add_token_routes(app, models)
     if models.classifiers:
-        _add_classify_route(app, models)
-    if models.language_models:
-        _add_generation_routes(app, models)
-        add_chat_route(app, models)
-        _add_score_route(app, models)
+        add_classify_route(app, models)
+    for add_route in _MODEL_ROUTES if models.language_models else ():
+        add_route(app, models)
     _add_pages(app, token is not None, has_page=bool(models.language_models))
     _extend_schema(app, models, token is not None)
     return SecurityMiddleware(app, models.metrics, allowed_hosts, token, models.body_bytes, allowed_origins)
 
 
 def _add_server_routes(app: FastAPI, models: ServedModels) -> None:
+    @app.get("/v1/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
     async def health(model: str | None = None) -> ServerState:
         """Whether the server is alive; 503 if all models, or `model`, have ended or are stuck."""
@@ -122,90 +110,6 @@ def _add_server_routes(app: FastAPI, models: ServedModels) -> None:
     async def retrieve_model(model: str) -> ModelCard:
         """A served model by its name."""
         return models.choose(model).model_card()
-
-
-def _add_generation_routes(app: FastAPI, models: ServedModels) -> None:
-    @app.post("/v1/infill", tags=["model"], response_model=InfillResponse, responses=STREAM_RESPONSE)
-    async def infill(body: InfillRequest, request: Request) -> Any:
-        """Fill the holes of a template.
-
-        With `stream`, server-sent events: `canvas` once, then `step` after each step of each candidate (the
-        draft as a template, and the changed tokens), `result` for each candidate, and `response`, which is
-        the response without `stream`.
-        """
-        service = models.language_model(body.model)
-        service.limits.check("alternatives", body.alternatives)
-        template = body.template if body.template is not None else body.segments
-        assert template is not None
-        masked_text = await asyncio.to_thread(service.codec.encode_template, template)
-        seed = random_seed() if body.seed is None else body.seed
-        handle = await submit_generation(service, body, [masked_text], seed, body.alternatives)
-        responder = InfillResponder(service, masked_text, seed, body.n)
-        if body.stream:
-            return sse_response(responder.stream(handle.events()))
-        return responder.response(await await_or_cancel(request, handle))
-
-    @app.post("/v1/completions", tags=["model"], response_model=CompletionResponse, responses=STREAM_RESPONSE)
-    async def completions(body: CompletionRequest, request: Request) -> Any:
-        """Generate `max_tokens` tokens after `prompt` and before `suffix`, compatible with OpenAI's clients.
-
-        With `stream`, text is sent as soon as nothing before it can change; every chunk also has the current
-        draft, as a template, in `draft`.
-        """
-        service = models.language_model(body.model)
-        responder = await asyncio.to_thread(CompletionResponder, service, body)
-        seed = random_seed() if body.seed is None else body.seed
-        if body.max_tokens == 0:
-            check_generation(service, body, responder.masked_texts)
-            if body.stream:
-                return sse_response(responder.stream(responder.empty_events()))
-            return responder.response(responder.empty_sequences())
-        handle = await submit_generation(
-            service, body, responder.masked_texts, seed, body.logprobs or 0, responder.hit_stop
-        )
-        if body.stream:
-            return sse_response(responder.stream(handle.events()))
-        return responder.response(await await_or_cancel(request, handle))
-
-
-def _add_tokenize_route(app: FastAPI, models: ServedModels) -> None:
-    @app.post("/v1/tokenize", tags=["model"])
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
-        """The tokens of a text, for example to know how long a hole must be."""
-        service = models.choose(body.model)
-        ids, texts = await asyncio.to_thread(service.codec.tokenize, body.text)
-        return TokenizeResponse(tokens=[Token(id=id_, text=text) for id_, text in zip(ids, texts, strict=True)])
-
-
-def _add_score_route(app: FastAPI, models: ServedModels) -> None:
-    @app.post("/v1/score", tags=["model"])
-    async def score(body: ScoreRequest, request: Request) -> ScoreResponse:
-        """A bound on the negative log-likelihood of a text in nats, with standard errors, by token and by time."""
-        service = models.language_model(body.model)
-        draws = service.limits.resolve("draws", body.draws, 128)
-        ids = await asyncio.to_thread(service.codec.tokenizer.encode, body.text)
-        service.limits.check_prompt("text", len(ids))
-        deadline = service.deadline(body.timeout)
-        handle = service.submit([scoring_job(service.model, ids, draws, body.seed)], deadline)
-        (result,) = await await_or_cancel(request, handle)
-        return score_response(service, body.text, ids, result)
-
-
-def _add_classify_route(app: FastAPI, models: ServedModels) -> None:
-    @app.post("/v1/classify", tags=["model"])
-    async def classify(body: ClassifyRequest, request: Request) -> ClassifyResponse:
-        """The class of each text with the probabilities of all classes, or its number.
-
-        The texts of all requests share network calls.
-        """
-        service = models.classifier(body.model)
-        service.limits.check("texts", len(body.texts))
-        served, deadline = service.classifier, service.deadline(body.timeout)
-        jobs = await asyncio.to_thread(
-            lambda: [classification_job(served, text, i, body.too_long) for i, text in enumerate(body.texts)]
-        )
-        handle = service.submit(jobs, deadline)
-        return ClassifyResponse(model=service.name, results=await await_or_cancel(request, handle))
 
 
 def _add_pages(app: FastAPI, requires_token: bool, has_page: bool) -> None:
@@ -242,8 +146,9 @@ def _extend_schema(app: FastAPI, models: ServedModels, requires_token: bool) -> 
     def openapi() -> dict[str, Any]:
         schema = generated()
         samplers = list(dict.fromkeys(name for one in models.language_models for name in one.sampler_names()))
-        for name in ("InfillRequest", "CompletionRequest", "ChatRequest") if models.language_models else ():
-            schema["components"]["schemas"][name]["properties"]["sampler"]["enum"] = samplers
+        for model in schema["components"]["schemas"].values():
+            if "sampler" in model.get("properties", {}):
+                model["properties"]["sampler"]["enum"] = samplers
         if requires_token:
             schema["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "The server's --token."},

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from unmask.data.chat import ToolCall, parse_messages, parse_tools, tool_format
@@ -24,12 +25,24 @@ from unmask.serve._chat_schemas import (
 from unmask.serve._jobs import GeneratedSequence, StepEvent
 from unmask.serve._response_schemas import Usage
 from unmask.serve._responses import EventStream, response_id, usage
-from unmask.serve._text_codec import MaskedText, safe_stream_length, truncate_at_stop
+from unmask.serve._text_codec import MaskedText, completion_template, safe_stream_length, truncate_at_stop
 from unmask.serve.service import Finished, Service
 
 _DEFAULT_MAX_TOKENS = 256
 _UNKNOWN_LOGPROB = -9999.0
 """OpenAI's number for a log-probability that cannot be given."""
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """What a step adds to an answer; or, at its end, what is left of its text, and the whole candidate."""
+
+    index: int
+    text: str
+    step: StepEvent | None = None
+    choice: ChatChoice | None = None
+    num_tokens: int = 0
+    """Of the whole answer, at its end."""
 
 
 class ChatResponder:
@@ -65,7 +78,7 @@ class ChatResponder:
             num_tokens = max(1, min(_DEFAULT_MAX_TOKENS, limits.max_tokens, room))
         # Checked before the masks are allocated: max_tokens may be any number.
         limits.check_context("max_tokens", len(prompt), num_tokens, self.service.max_length)
-        return self.codec.completion_canvas(prompt, num_tokens, "")
+        return completion_template(prompt, num_tokens).close(self.codec.mask_id)
 
     def hit_stop(self, masked_text: MaskedText, ids: Sequence[int]) -> bool:
         """Whether the answer has ended, so that the rest would be cut off."""
@@ -134,30 +147,39 @@ class ChatResponder:
 
     async def stream(self, events: EventStream) -> AsyncIterator[bytes]:
         """The response in chunks: finished text in order, then calls; drafts in between for those who ask."""
-        sent, lengths = [""] * self.request.n, [0] * self.request.n
-        is_final = not self.service.sampler(self.request).may_remask
+        lengths = [0] * self.request.n
         for index in range(self.request.n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for index, event in events:
-            if isinstance(event, StepEvent):
-                if self.request.stream_drafts:
-                    yield self._draft(index, event)
-                text = self._streamable_text(event.ids) if is_final else ""
-                if len(text) > len(sent[index]):
-                    yield self._chunk(index, {"content": text[len(sent[index]) :]})
-                    sent[index] = text
-            elif isinstance(event, Finished):
-                lengths[index] = self._length(event.result)
-                for chunk in self._last_chunks(self.choice(event.result, index), sent[index]):
+        async for part in self.parts(events):
+            if part.step is not None and self.request.stream_drafts:
+                yield self._draft(part.index, part.step)
+            if part.text:
+                yield self._chunk(part.index, {"content": part.text})
+            if part.choice is not None:
+                lengths[part.index] = part.num_tokens
+                for chunk in self._last_chunks(part.choice):
                     yield chunk
         if (self.request.stream_options or {}).get("include_usage"):
             yield self._event([], usage=self._usage(lengths).model_dump())
         yield b"data: [DONE]\n\n"
 
-    def _last_chunks(self, choice: ChatChoice, sent: str) -> list[bytes]:
-        """The rest of the text, the calls, the log-probabilities, and the reason of the end."""
-        rest = (choice.message.content or "")[len(sent) :]
-        chunks = [self._chunk(choice.index, {"content": rest})] if rest else []
+    async def parts(self, events: EventStream) -> AsyncIterator[AnswerPart]:
+        """The answers step by step, in no dialect: finished text in order, then the whole candidate."""
+        sent = [""] * self.request.n
+        is_final = not self.service.sampler(self.request).may_remask
+        async for index, event in events:
+            if isinstance(event, StepEvent):
+                text = self._streamable_text(event.ids)[len(sent[index]) :] if is_final else ""
+                sent[index] += text
+                yield AnswerPart(index, text, step=event)
+            elif isinstance(event, Finished):
+                choice = self.choice(event.result, index)
+                rest = (choice.message.content or "")[len(sent[index]) :]
+                yield AnswerPart(index, rest, choice=choice, num_tokens=self._length(event.result))
+
+    def _last_chunks(self, choice: ChatChoice) -> list[bytes]:
+        """The calls, the log-probabilities, and the reason of the end."""
+        chunks = []
         for number, call in enumerate(choice.message.tool_calls or []):
             chunks.append(self._chunk(choice.index, {"tool_calls": [{"index": number, **call.model_dump()}]}))
         logprobs = None if choice.logprobs is None else choice.logprobs.model_dump()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,37 +9,13 @@ from fastapi import FastAPI, Request
 from unmask.serve._chat import ChatResponder
 from unmask.serve._chat_schemas import ChatRequest, ChatResponse
 from unmask.serve._constraints import constrained
-from unmask.serve._engine import DeadlineError, QueueFullError
 from unmask.serve._generation import STREAM_RESPONSE, await_or_cancel, random_seed, sse_response, submit_generation
 from unmask.serve.models import ServedModels
-from unmask.serve.service import Service
-
-_MAX_RENDERING = 64
-"""Conversations that may wait for the process that renders templates."""
-
-
-class _Renderings:
-    """Conversations are rendered one after another, in a thread: a slow template takes none that others need."""
-
-    def __init__(self) -> None:
-        self._lock, self._waiting = asyncio.Lock(), 0
-
-    async def responder(self, service: Service, request: ChatRequest, seed: int) -> ChatResponder:
-        if self._waiting >= _MAX_RENDERING:
-            raise QueueFullError(retry_after=5)
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(service.deadline(request.timeout) - time.monotonic()), self._lock:
-                return await asyncio.to_thread(ChatResponder, service, request, seed)
-        except TimeoutError:
-            raise DeadlineError("the deadline has passed while the conversation was being rendered") from None
-        finally:
-            self._waiting -= 1
+from unmask.serve.service import RequestHandle, Service
 
 
 def add_chat_route(app: FastAPI, models: ServedModels) -> None:
     """Add the route."""
-    renderings = _Renderings()
 
     @app.post("/v1/chat/completions", tags=["model"], response_model=ChatResponse, responses=STREAM_RESPONSE)
     async def chat_completions(body: ChatRequest, request: Request) -> Any:
@@ -53,13 +27,22 @@ def add_chat_route(app: FastAPI, models: ServedModels) -> None:
         twelve tokens that are not written yet.
         """
         service = models.language_model(body.model)
-        seed = random_seed() if body.seed is None else body.seed
-        responder = await renderings.responder(service, body, seed)
-        asked = constrained(body, responder.form)
-        alternatives = body.top_logprobs or 0
-        handle = await submit_generation(
-            service, asked, [responder.masked_text], seed, alternatives, responder.hit_stop
-        )
+        responder, handle = await submit_chat(service, body)
         if body.stream:
             return sse_response(responder.stream(handle.events()))
         return responder.response(await await_or_cancel(request, handle))
+
+
+async def submit_chat(service: Service, body: ChatRequest) -> tuple[ChatResponder, RequestHandle]:
+    """Render the conversation, and queue its answers."""
+    deadline = service.deadline(body.timeout)
+    service.limits.check("n", body.n)
+    seed = random_seed() if body.seed is None else body.seed
+    responder = await service.renderings.run(lambda: ChatResponder(service, body, seed), deadline)
+    asked = constrained(body, responder.form)
+    texts = [responder.masked_text] * body.n
+    guidance = await service.guidance(asked, deadline)
+    handle = submit_generation(
+        service, asked, texts, seed, body.top_logprobs or 0, deadline, guidance, responder.hit_stop
+    )
+    return responder, handle

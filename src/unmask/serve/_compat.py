@@ -7,7 +7,9 @@ with their neutral value only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -32,7 +34,7 @@ IGNORED_FIELDS = (
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "logit_bias": ({},),
+    "logit_bias": ({}, []),
     "repetition_penalty": (1,),
     "repeat_penalty": (1,),
     "length_penalty": (1,),
@@ -55,9 +57,27 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 """Unsupported options of other servers, and their values without effect."""
 
 
-def normalize_fields(body: dict[str, Any], field_names: Iterable[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Dialect:
+    """What the clients of another server send beside the fields of a request."""
+
+    ignored: tuple[str, ...] = ()
+    """Accepted with any value and ignored."""
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Unsupported options, and their values without effect."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields."""
+    empty: tuple[str, ...] = ()
+    """Fields of which an empty text means that they are not given."""
+
+
+def normalize_fields(body: dict[str, Any], field_names: Iterable[str], dialect: Dialect) -> dict[str, Any]:
     """The supported fields of a request; null means not given."""
     names = set(field_names)
+    neutral_values = {**NEUTRAL_VALUES, **dialect.neutral}
+    body = {name: value for name, value in body.items() if not (name in dialect.empty and value == "")}
+    for alias, canonical in dialect.aliases.items():
+        body = _rename_field(body, alias, canonical)
     if "max_tokens" in names:
         body = _rename_field(body, "max_completion_tokens", "max_tokens")
     supported = {}
@@ -67,13 +87,13 @@ def normalize_fields(body: dict[str, Any], field_names: Iterable[str]) -> dict[s
                 supported[name] = value
         elif name == "best_of":
             _check_best_of(value, body.get("n"))
-        elif name in NEUTRAL_VALUES:
-            if value is not None and not any(_is_neutral(value, each) for each in NEUTRAL_VALUES[name]):
-                neutral = " or ".join(_to_json(each) for each in NEUTRAL_VALUES[name])
+        elif name in neutral_values:
+            if value is not None and not any(_is_neutral(value, each) for each in neutral_values[name]):
+                neutral = " or ".join(_to_json(each) for each in neutral_values[name])
                 raise field_error(name, f"{name} is not supported here: leave it out, or send {neutral}")
-        elif name not in IGNORED_FIELDS:
+        elif name not in IGNORED_FIELDS and name not in dialect.ignored:
             shown = name if len(name) <= 40 else f"{name[:40]}..."
-            hint = suggest(shown, [*names, *NEUTRAL_VALUES])
+            hint = suggest(shown, [*names, *neutral_values])
             raise field_error(shown, f"there is no field {shown!r}{hint}")
     return supported
 
@@ -104,4 +124,4 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
 
 
 def _to_json(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return json.dumps(value)

@@ -46,7 +46,7 @@ async def error_response(request: Request, error: Exception) -> Response:
         if status in (404, 405):
             body.error.message = _not_found_message(request)
             body.error.code = "unknown_url" if status == 404 else None
-    return JSONResponse(body.model_dump(), status, headers)
+    return JSONResponse(body.for_path(request.url.path).model_dump(), status, headers)
 
 
 def to_error(error: Exception) -> tuple[int, ErrorResponse]:
@@ -104,13 +104,18 @@ def _describe_validation_error(error: RequestValidationError) -> tuple[int, str 
     if first["type"] == "refused":
         return 422, context["param"], context["sentence"]
     keys = _field_path(first["loc"], body)
+    # Of a field of a union type, the member that fits best is meant: the one whose error lies deepest.
+    paths = [found for each in all_errors if (found := _field_path(each["loc"], body))[:1] == keys[:1]]
+    keys = max(paths, key=len)
     if not keys:
         return 422, None, "the body must be a JSON object, with the fields that /docs lists"
     path = keys[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys[1:])
-    if first["type"] == "missing":
-        return 422, path, f"the field {path} is missing"
     # A field of a union type has an error for each member.
     same_field = [each for each in all_errors if _field_path(each["loc"], body) == keys]
+    if same_field[0]["type"] == "missing":
+        missing = same_field[0]["loc"][-1]
+        path = path if keys[-1] == missing else f"{path}.{missing}"
+        return 422, path, f"the field {path} is missing"
     expected = list(dict.fromkeys(_expected(each) for each in same_field))
     options = " or ".join([", ".join(expected[:-1]), expected[-1]] if len(expected) > 1 else expected)
     return 422, path, f"the field {path} must be {options}"
@@ -150,15 +155,11 @@ _CHAT_HINT = f"POST /v1/chat/completions answers conversations, {_COMPLETION_HIN
 _OTHER_SERVERS_ROUTES = {
     "responses": _CHAT_HINT,
     "messages": _CHAT_HINT,
-    "api/chat": _CHAT_HINT,
-    "embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
-    "api/embeddings": "this is a completion model, which makes no embeddings: POST /v1/score rates a text",
+    "api/embeddings": "POST /api/embed and POST /v1/embeddings make them",
+    "embedding": "POST /v1/embeddings makes embeddings",
     "rerank": "this is a completion model, which does not rank: POST /v1/score rates a text",
     "classify": "this server has a language model: `unmask serve` a classifier's folder to classify texts",
-    "api/generate": _COMPLETION_HINT,
-    "fim/completions": _COMPLETION_HINT,
     "beta/completions": _COMPLETION_HINT,
-    "completion": _COMPLETION_HINT,
 }
 """Routes of other servers (without /v1/), and which route does something similar here."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -12,56 +13,118 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
+from unmask.guidance import Guidance
+from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.serve._errors import ERROR_STATUS, to_error
-from unmask.serve._jobs import generation_job
+from unmask.serve._jobs import generation_job, lengths_job
 from unmask.serve._responses import sse_event
 from unmask.serve._schemas import GenerationRequest
-from unmask.serve._text_codec import MaskedText
+from unmask.serve._text_codec import EncodedTemplate, MaskedText
 from unmask.serve.service import RequestHandle, Service
 
 _CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has disconnected; it only appears in the metrics."""
 
 STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The response"}
+    200: {"content": {"text/event-stream": {"schema": {}}}, "description": "The response"}
 }
 """The second content type of routes that can stream."""
 
 
-async def submit_generation(
+async def close_templates(
     service: Service,
     request: GenerationRequest,
-    masked_texts: Sequence[MaskedText],
+    templates: Sequence[EncodedTemplate],
+    seed: int,
+    deadline: float,
+    http: Request,
+    guidance: Guidance | None,
+) -> list[MaskedText]:
+    """`n` texts of each template, which must be within the limits; candidate i draws open lengths with seed + i.
+
+    How probable the lengths are is asked of the network, as a job of its own for each template. Lengths that cannot
+    match what the guidance asks of every hole are left out.
+    """
+    service.sampler(request)  # refuses what it must before the network is asked
+    pattern = guidance.regex if guidance is not None and isinstance(guidance.regex, TokenDFA) else None
+    possible = [await asyncio.to_thread(_possible_lengths, each, pattern) for each in templates if each.is_open]
+    open_templates = [each for each in templates if each.is_open]
+    jobs = [lengths_job(_narrowed(*pair)) for pair in zip(open_templates, possible, strict=True)]
+    found = await await_or_cancel(http, service.submit(jobs, deadline)) if jobs else []
+    posteriors = (lengths.where(among) for lengths, among in zip(found, possible, strict=True))
+    mask_id, texts = service.codec.mask_id, list[MaskedText]()
+    for template in templates:
+        if not template.is_open:
+            texts += [template.close(mask_id)] * request.n
+            continue
+        lengths = next(posteriors)
+        texts += [template.close(mask_id, lengths.draw(seed + index)) for index in range(request.n)]
+    return texts
+
+
+def submit_generation(
+    service: Service,
+    request: GenerationRequest,
+    texts: Sequence[MaskedText],
     seed: int,
     alternatives: int,
+    deadline: float,
+    guidance: Guidance | None,
     hit_stop: Callable[[MaskedText, Sequence[int]], bool] | None = None,
 ) -> RequestHandle:
-    """Queue `n` sequences for each text; candidate i is sampled with seed + i."""
-    deadline = service.deadline(request.timeout)
-    check_generation(service, request, masked_texts)
-    sampler, guidance = service.sampler(request), await service.guidance(request, deadline)
+    """Queue a sequence for each text, `n` for each template; candidate i is sampled with seed + i."""
+    sampler = service.sampler(request)
     can_stop = hit_stop is not None and not sampler.may_remask
     jobs = [
         generation_job(
             service.model,
             text.ids,
             sampler,
-            seed + index,
+            seed + index % request.n,
             alternatives,
             guidance,
             partial(hit_stop, text) if can_stop and hit_stop else None,
         )
-        for text in masked_texts
-        for index in range(request.n)
+        for index, text in enumerate(texts)
     ]
     return service.submit(jobs, deadline, stream=request.stream)
 
 
-def check_generation(service: Service, request: GenerationRequest, masked_texts: Sequence[MaskedText]) -> None:
-    """Refuse a request that is beyond the limits."""
-    service.limits.check("n", request.n * len(masked_texts))
-    for text in masked_texts:
-        service.check_canvas(text, request.length_field)
+def _possible_lengths(template: EncodedTemplate, pattern: TokenDFA | None) -> list[Sequence[int]]:
+    """The lengths of each open hole that can match the pattern, in order; ValueError if there are none."""
+    possible, is_at_start = list[Sequence[int]](), True
+    for piece in template.pieces:
+        if isinstance(piece, range):
+            matching: Sequence[int] = piece
+            if pattern is not None:
+                state = pattern.text_start_state if is_at_start else pattern.inner_state
+                matching = [length for length in pattern.match_lengths(state, piece[-1])[0] if length in piece]
+            if not matching:
+                raise ValueError(
+                    f"no hole of {piece[0]} to {piece[-1]} tokens can match {pattern.subject if pattern else ''}: give"
+                    " another range"
+                )
+            possible.append(matching)
+        is_at_start = is_at_start and piece in ([], 0)
+    return possible
+
+
+def _narrowed(template: EncodedTemplate, possible: Sequence[Sequence[int]]) -> EncodedTemplate:
+    """The template with open holes from the smallest to the largest possible length."""
+    left = iter(possible)
+    pieces = [
+        range(lengths[0], lengths[-1] + 1) if isinstance(piece, range) and (lengths := next(left)) else piece
+        for piece in template.pieces
+    ]
+    return EncodedTemplate(tuple(pieces))
+
+
+def check_templates(service: Service, request: GenerationRequest, templates: Sequence[EncodedTemplate]) -> None:
+    """Refuse a request that is beyond the limits: before masks are allocated, as holes may be of any length."""
+    service.limits.check("n", request.n * len(templates))
+    for template in templates:
+        given = template.num_given
+        service.limits.check_context(request.length_field, given, template.longest - given, service.max_length)
 
 
 def random_seed() -> int:
@@ -90,12 +153,29 @@ async def await_or_cancel(request: Request, handle: RequestHandle) -> list[Any]:
 
 def sse_response(events: AsyncIterator[bytes]) -> StreamingResponse:
     """A response of server-sent events; an error ends it as the last event."""
+    return _streamed(events, "text/event-stream", lambda error: sse_event("error", to_error(error)[1]))
 
+
+def ndjson_response(lines: AsyncIterator[bytes]) -> StreamingResponse:
+    """A response of lines of JSON, as Ollama's; an error ends it as the last line."""
+    return _streamed(
+        lines, "application/x-ndjson", lambda error: json_line({"error": to_error(error)[1].error.message})
+    )
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    """A line of JSON."""
+    return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
+
+
+def _streamed(
+    chunks: AsyncIterator[bytes], media_type: str, last_chunk: Callable[[Exception], bytes]
+) -> StreamingResponse:
     async def with_errors() -> AsyncIterator[bytes]:
         try:
-            async for chunk in events:
+            async for chunk in chunks:
                 yield chunk
         except tuple(ERROR_STATUS) as error:  # the status line has been sent already
-            yield sse_event("error", to_error(error)[1])
+            yield last_chunk(error)
 
-    return StreamingResponse(with_errors(), media_type="text/event-stream")
+    return StreamingResponse(with_errors(), media_type=media_type)

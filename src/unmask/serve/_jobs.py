@@ -1,4 +1,4 @@
-"""Jobs of the engine: generate a sequence, or score a text."""
+"""Jobs of the engine: generate a sequence, score a text, or find the lengths of its holes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch import Tensor
 from unmask.context import Context
 from unmask.diffusion.denoiser import DenoiserLike, DenoiserWrapper, MergeableRowFn
 from unmask.guidance import GuidanceFn
+from unmask.likelihood.hole_lengths import HoleLengths, hole_lengths
 from unmask.likelihood.requests import ScoreConfig, ScoreRequest, score_requests
 from unmask.likelihood.score import Score
 from unmask.model import LanguageModel
 from unmask.sampling import Sampler
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.templates import EncodedTemplate
 from unmask.sampling.trace import track_steps
 from unmask.serve._engine import Job
 from unmask.types import LogX, Positions, RowFn, Times, Tokens
@@ -83,6 +85,15 @@ def generation_job(
             if should_stop is not None and should_stop(current):
                 break
         return GeneratedSequence(current, tuple(last_events), tuple(steps))
+
+    return job
+
+
+def lengths_job(template: EncodedTemplate) -> Job:
+    """How probable each length of the open holes of a template is, as `LanguageModel.hole_lengths` finds it."""
+
+    def job(denoiser: DenoiserLike, _emit: Callable[[Any], None]) -> HoleLengths:
+        return hole_lengths(denoiser, template.pieces)
 
     return job
 

@@ -32,6 +32,8 @@ _SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_OPEN_PATHS = ("/health", "/v1/health")
+"""What needs no token."""
 _CORS_PREFLIGHT_HEADERS = {
     "access-control-allow-methods": "GET, HEAD, POST",
     "access-control-allow-headers": "*, Authorization, Content-Type",
@@ -92,7 +94,7 @@ class SecurityMiddleware:
             self._check_token_and_body(inner_scope["method"], inner_scope["path"], headers)
             await self.app(inner_scope, self._limit_body(receive), send_with_headers)
         except HTTPException as error:
-            await _send_error(error, send_with_headers)
+            await _send_error(error, inner_scope["path"], send_with_headers)
         finally:
             # Unknown paths share one label: clients must not be able to create any number of labels.
             route = getattr(inner_scope.get("route"), "path", "other")
@@ -139,7 +141,7 @@ class SecurityMiddleware:
             raise HTTPException(403, "requests from other sites are not allowed; --allow-origin adds a site")
 
     def _check_token_and_body(self, method: str, path: str, headers: dict[str, str]) -> None:
-        if self.token is not None and path != "/health" and not _is_authorized(headers, self.token):
+        if self.token is not None and path not in _OPEN_PATHS and not _is_authorized(headers, self.token):
             raise HTTPException(
                 401,
                 "this server needs a token: send the header Authorization: Bearer TOKEN",
@@ -170,8 +172,8 @@ class SecurityMiddleware:
         return HTTPException(413, f"a request may have at most {self.max_body_bytes:,} bytes", {"connection": "close"})
 
 
-async def _send_error(error: HTTPException, send: Send) -> None:
-    body = ErrorResponse.make(error.detail).model_dump_json().encode()
+async def _send_error(error: HTTPException, path: str, send: Send) -> None:
+    body = ErrorResponse.make(error.detail).for_path(path).model_dump_json().encode()
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

@@ -23,6 +23,18 @@ class ClassifyResponse(BaseModel):
     object: Literal["classification"] = "classification"
     model: str = Field(description="The classifier's name.")
     results: list[Classification] = Field(description="One for each text.")
+    data: list[ClassProbabilities] | None = Field(
+        default=None, description="The same in vLLM's form, if the texts were sent as `input`."
+    )
+
+
+class ClassProbabilities(BaseModel):
+    """What a text was found to be, in vLLM's form."""
+
+    index: int = Field(description="The place of the text in the request.")
+    label: str = Field(description="The most probable class.")
+    probs: list[float] = Field(description="The probability of each class, in the order of the classes.")
+    num_classes: int = Field(description="The number of classes.")
 
 
 class Token(BaseModel):
@@ -166,6 +178,14 @@ class ScoreResponse(BaseModel):
     by_time: list[TimeBin] = Field(description="The contribution of each interval of diffusion time.")
 
 
+class ScoreList(BaseModel):
+    """The scores of several texts."""
+
+    object: Literal["list"] = "list"
+    model: str = Field(description="The model's name.")
+    results: list[ScoreResponse] = Field(description="One for each text, in order.")
+
+
 class ExampleTemplate(BaseModel):
     """A template that fits the model's tokenizer and length, and the complete text."""
 
@@ -235,3 +255,17 @@ class ErrorResponse(BaseModel):
     ) -> ErrorResponse:
         """An error with these values."""
         return cls(error=ErrorBody(message=message, type=type_, param=param, code=code))
+
+    def for_path(self, path: str) -> ErrorResponse | OllamaErrorResponse:
+        """The error in the words of the route's clients."""
+        return OllamaErrorResponse(error=self.error.message) if path.startswith("/api/") else self
+
+
+class OllamaErrorResponse(BaseModel):
+    """An error as Ollama's clients read it."""
+
+    error: str = Field(description="What was wrong, and what would be right.")
+
+
+ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+"""The statuses of errors."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from unmask.guidance.structure.structure import Structure
 from unmask.sampling.blockwise import CACHE_POLICIES
-from unmask.serve._compat import field_error, normalize_fields
+from unmask.serve._compat import Dialect, field_error, normalize_fields
 from unmask.serve._sampler_options import SamplerOptions
 
 MAX_STOPS = 64
@@ -21,28 +22,31 @@ _Seed = Annotated[
     AfterValidator(lambda seed: seed % _SEED_MODULUS),
 ]
 _Regex = Annotated[str, Field(max_length=200)]
-_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class _StrictRequest(BaseModel):
+class StrictRequest(BaseModel):
     """A request; unknown fields are errors, so that a misspelt option is not ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str | None = Field(None, description="The model's name, as in /v1/models.")
 
+    dialect: ClassVar[Dialect] = Dialect()
+    """What else the clients send that the route was made for."""
+
     @model_validator(mode="before")
     @classmethod
     def _normalize_fields(cls, body: Any) -> Any:
-        return normalize_fields(body, cls.model_fields) if isinstance(body, dict) else body
+        return normalize_fields(body, cls.model_fields, cls.dialect) if isinstance(body, dict) else body
 
 
-def _none_if(*values: int) -> BeforeValidator:
+def none_if(*values: int) -> BeforeValidator:
     """Treat numbers that mean "not given" in other servers as None."""
     return BeforeValidator(lambda value: None if type(value) is int and value in values else value)
 
 
-class GenerationRequest(_StrictRequest, SamplerOptions):
+class GenerationRequest(StrictRequest, SamplerOptions):
     """Options of all requests that generate tokens."""
 
     n: int = Field(1, ge=1, description="The number of candidates.")
@@ -92,10 +96,10 @@ class GenerationRequest(_StrictRequest, SamplerOptions):
         None,
         description="Sample from the smallest set of this probability; 0 takes the most probable token.",
     )
-    top_k: Annotated[int | None, _none_if(0, -1)] = Field(
+    top_k: Annotated[int | None, none_if(0, -1)] = Field(
         None, ge=1, description="Sample from this many most probable tokens; 0 or -1 is no limit."
     )
-    seed: Annotated[_Seed | None, _none_if(-1)] = Field(
+    seed: Annotated[_Seed | None, none_if(-1)] = Field(
         None, description="Candidate i is sampled with seed + i; random if not given, or -1."
     )
     stream: bool = Field(False, description="Whether to send server-sent events while the text is generated.")
@@ -151,10 +155,41 @@ Stops = Annotated[
 """Texts that end a completion."""
 
 
-class CompletionRequest(GenerationRequest):
+class TextRequest(GenerationRequest):
+    """A request for the text after a prompt, or between a prompt and a suffix."""
+
+    stop: Stops = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end it."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def num_alternatives(self) -> int:
+        """The number of most probable tokens that are listed."""
+        return 0
+
+
+def check_one_of(usual: str, fields: dict[str, Any]) -> None:
+    """Refuse a request with none of these fields, of which `usual` is asked for, or with several."""
+    given = [name for name, value in fields.items() if value is not None]
+    if not given:
+        raise field_error(usual, f"the field {usual} is missing")
+    if len(given) > 1:
+        raise field_error(given[1], f"{' and '.join(given)} say what is meant twice: send one of them")
+
+
+def check_lengths(least_field: str, least: int | None, most_field: str, most: int | None) -> None:
+    """Refuse a smallest length above the largest."""
+    if least is not None and most is not None and least > most:
+        raise field_error(least_field, f"{least_field} is above {most_field}: it must be at most {most}")
+
+
+class CompletionRequest(TextRequest):
     """A completion request of OpenAI's clients; `steps`, `sampler`, `top_k` and others are additions."""
 
-    prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]] = Field(
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
         "", description="One text or several, as text or as token ids."
     )
     suffix: str | None = Field(None, description="The text after the completion.")
@@ -163,7 +198,11 @@ class CompletionRequest(GenerationRequest):
         ge=0,
         description="The exact number of tokens to generate; 16 if not given. max_completion_tokens is the same.",
     )
-    stop: Stops = None
+    min_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="With `suffix`: the model chooses the number of tokens, from `min_tokens` to `max_tokens`.",
+    )
     echo: bool = Field(False, description="Whether the response starts with the prompt.")
     logprobs: int | None = Field(
         None, ge=0, le=20, description="The number of most probable tokens to list with log-probabilities."
@@ -176,8 +215,17 @@ class CompletionRequest(GenerationRequest):
     def may_end(self) -> bool:
         return not self.suffix
 
+    @property
+    def num_alternatives(self) -> int:
+        return self.logprobs or 0
+
     @model_validator(mode="after")
     def _check_supported(self) -> CompletionRequest:
+        if self.min_tokens and not self.suffix:
+            raise field_error(
+                "min_tokens", "min_tokens is not supported without a suffix: exactly max_tokens tokens are generated"
+            )
+        check_lengths("min_tokens", self.min_tokens, "max_tokens", self.max_tokens)
         if self.max_tokens == 0 and self.logprobs is not None:
             raise field_error("logprobs", "logprobs of a prompt are not supported; POST /v1/score scores its tokens")
         return self
@@ -189,7 +237,7 @@ class InfillRequest(GenerationRequest):
     template: str | None = Field(
         None, description="A text with holes: <mask:12> stands for twelve masked tokens, <mask> for one."
     )
-    segments: list[str | Annotated[int, Field(ge=1)] | list[_TokenId]] | None = Field(
+    segments: list[str | Annotated[int, Field(ge=1)] | list[TokenId]] | None = Field(
         None,
         description="The template as a list of texts, numbers of masked tokens, and lists of given token ids.",
     )
@@ -206,33 +254,61 @@ class InfillRequest(GenerationRequest):
         return self
 
 
-class ScoreRequest(_StrictRequest):
-    """A text to score."""
+_Text = Annotated[str, Field(min_length=1)]
 
-    text: str = Field(min_length=1, description="The text to score.")
+
+class ScoreRequest(StrictRequest):
+    """A text to score, or several."""
+
+    text: _Text | Annotated[list[_Text], Field(min_length=1)] | None = Field(
+        None, description="The text to score; or a list of texts, as `texts`."
+    )
+    texts: Annotated[list[_Text], Field(min_length=1)] | None = Field(
+        None, description="Texts to score, each as if alone: the response is then a list."
+    )
     draws: int | None = Field(
         None, ge=16, description="Random maskings; 128 if not given. The standard error falls with their square root."
     )
     seed: _Seed = 0
     timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
 
+    @property
+    def listed(self) -> list[str] | None:
+        """Several texts; None for a single one."""
+        return self.text if isinstance(self.text, list) else self.texts
 
-_Text = Annotated[str, Field(min_length=1)]
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        check_one_of("text", {"text": self.text, "texts": self.texts})
+        return self
 
 
-class ClassifyRequest(_StrictRequest):
+class ClassifyRequest(StrictRequest):
     """Texts to classify; for a classifier of pairs, pairs of texts."""
 
-    texts: list[_Text | tuple[_Text, _Text]] = Field(
-        min_length=1, description="One or more texts, or pairs of texts where the classifier reads pairs."
+    texts: Annotated[list[_Text | tuple[_Text, _Text]], Field(min_length=1)] | None = Field(
+        None, description="One or more texts, or pairs of texts where the classifier reads pairs."
+    )
+    input: _Text | Annotated[list[_Text], Field(min_length=1)] | None = Field(
+        None, description="One text or several, as vLLM's clients send them: the response is then vLLM's, too."
     )
     too_long: Literal["refuse", "cut"] = Field(
         "refuse", description="What becomes of texts of too many tokens: 400, or they are cut."
     )
     timeout: float | None = Field(None, ge=1, description="Seconds after which the request is answered with 504.")
 
+    @property
+    def rows(self) -> Sequence[str | tuple[str, str]]:
+        """What is to be classified."""
+        return [self.input] if isinstance(self.input, str) else self.input or self.texts or []
 
-class TokenizeRequest(_StrictRequest):
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        check_one_of("texts", {"texts": self.texts, "input": self.input})
+        return self
+
+
+class TokenizeRequest(StrictRequest):
     """A text to tokenize."""
 
     text: str = Field(description="The text to tokenize.")

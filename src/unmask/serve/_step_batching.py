@@ -44,6 +44,8 @@ class ForwardCall:
     positions: Positions
     row_fn: RowFn | None
     context: Context = Context()
+    network: DenoiserLike | None = None
+    """What is called; None: the engine's model."""
 
     @cached_property
     def bucket(self) -> Hashable | None:
@@ -61,7 +63,7 @@ class ForwardCall:
     def fits(self, other: ForwardCall) -> bool:
         """Whether it can be in a batch with another. The calls of a text with a cache differ more than texts do: from
         a whole prompt to a token. So their lengths differ by a factor of two at most, too."""
-        if self.bucket is None or self.bucket != other.bucket:
+        if self.bucket is None or self.bucket != other.bucket or self.network != other.network:
             return False
         return self.context.is_empty or self.z.shape[1] <= 2 * other.z.shape[1] <= 4 * self.z.shape[1]
 
@@ -179,6 +181,11 @@ class _YieldingDenoiser(DenoiserWrapper):
         return output
 
 
+def call_network(network: DenoiserLike, z: Tokens, positions: Positions) -> Tensor:
+    """In a job: the answer of another network than the engine's model about clean texts, which calls of jobs share."""
+    return _forward(ForwardCall(z, torch.zeros(len(z), 1, device=z.device), positions, None, network=network))
+
+
 def _forward(call: ForwardCall) -> Tensor:
     output: Tensor = _switch_to_parent(call)
     return output
@@ -210,6 +217,7 @@ def run_batch(denoiser: DenoiserLike, calls: Sequence[ForwardCall]) -> list[Tens
     Row functions with the same `batch_key` are merged and evaluated together. If it fails, the caches of several calls
     are as before.
     """
+    denoiser = calls[0].network or denoiser
     if len(calls) == 1 and not isinstance(calls[0].row_fn, MergeableRowFn):
         (one,) = calls
         return [denoiser(one.z, one.t, one.positions, context=one.context, row_fn=one.row_fn)]
@@ -266,7 +274,7 @@ def _merge(calls: Sequence[ForwardCall]) -> ForwardCall:
             for call, length in zip(calls, lengths, strict=True)
         ]
     )
-    return ForwardCall(z, t, _merge_positions(calls, longest), None, _merge_contexts(calls))
+    return ForwardCall(z, t, _merge_positions(calls, longest), None, _merge_contexts(calls), calls[0].network)
 
 
 def _merge_contexts(calls: Sequence[ForwardCall]) -> Context:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask.data.tokenizers import REPLACEMENT_CHAR, BaseTokenizer, token_texts
+from unmask.sampling.templates import EncodedTemplate as EncodedTemplate
 from unmask.sampling.templates import MaskedText as MaskedText
 from unmask.sampling.templates import Template, encode_template
 from unmask.serve._jobs import GeneratedSequence, TokenEvent
@@ -21,12 +22,9 @@ class TextCodec:
     tokenizer: BaseTokenizer
     mask_id: int
 
-    def encode_template(self, template: Template) -> MaskedText:
-        """The ids of a template; neighbouring holes stay apart."""
-        return encode_template(template, self._encode).close(self.mask_id)
-
-    def _encode(self, part: str | list[int]) -> list[int]:
-        return self.tokenizer.encode(part) if isinstance(part, str) else self.validate_ids(part)
+    def encode_template(self, template: Template) -> EncodedTemplate:
+        """The ids and holes of a template."""
+        return encode_template(template, self.encode_prompt)
 
     def validate_ids(self, ids: list[int]) -> list[int]:
         """Ids of a request; each must be a token of the tokenizer."""
@@ -36,10 +34,9 @@ class TextCodec:
                 raise ValueError(f"the token {id_} is not one of the tokenizer's 0..{size - 1}")
         return ids
 
-    def completion_canvas(self, prompt: Sequence[int], num_tokens: int, suffix: str) -> MaskedText:
-        """A prompt, one hole and a suffix."""
-        suffix_ids = self.tokenizer.encode(suffix) if suffix else []
-        return MaskedText([*prompt, *[self.mask_id] * num_tokens, *suffix_ids], [(len(prompt), num_tokens)])
+    def encode_prompt(self, prompt: str | list[int]) -> list[int]:
+        """The ids of a prompt, which are checked if they are given."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.validate_ids(prompt)
 
     def render_draft(self, ids: Sequence[int]) -> str:
         """The current text as a template: masks become holes."""
@@ -124,3 +121,8 @@ def safe_stream_length(text: str, stops: Sequence[str]) -> int:
     """How many characters cannot become part of a stop, whatever follows."""
     longest = max((len(stop) for stop in stops), default=1)
     return max(0, len(text) - (longest - 1))
+
+
+def completion_template(prompt: Sequence[int], length: int | range, suffix: Sequence[int] = ()) -> EncodedTemplate:
+    """A prompt, one hole and a suffix."""
+    return EncodedTemplate(([*prompt], length, *([[*suffix]] if suffix else [])))

@@ -35,7 +35,7 @@ class Limits:
     alternatives: int = 20
     """Most probable tokens listed with a generated one."""
     texts: int = 64
-    """Texts to classify."""
+    """Texts to classify, score or embed."""
     draws: int = 1024
     """Random maskings of a scored text."""
     body_bytes: int = 1_000_000
@@ -48,11 +48,11 @@ class Limits:
             if not value > 0:
                 raise ValueError(f"the limit {name} must be above 0; got {value}")
 
-    def check(self, param: str, value: float) -> None:
-        """Refuse a value above the limit of that name."""
+    def check(self, param: str, value: float, field: str | None = None) -> None:
+        """Refuse a value above the limit of that name; `field` is that of the request, if it has another name."""
         limit = getattr(self, param)
         if value > limit:
-            raise LimitError(param, f"this server allows {param} up to {limit:,}; got {value:,}")
+            raise LimitError(field or param, f"this server allows {param} up to {limit:,}; got {value:,}")
 
     def resolve(self, param: str, value: int | None, default: int) -> int:
         """The value, which must be within the limit of that name; if None, the default capped at the limit."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from unmask.classification import Classifier
 from unmask.config import lookup
 from unmask.diffusion.categorical import SamplingParams
+from unmask.diffusion.process import Process
 from unmask.guidance import Guidance
 from unmask.guidance.regex.token_dfa import TokenDFA
 from unmask.guidance.structure.structure import Structure
@@ -24,10 +25,11 @@ from unmask.serve._engine import DeadlineError, Engine, EngineClosedError, Job, 
 from unmask.serve._examples import example_templates
 from unmask.serve._jobs import StepEvent
 from unmask.serve._metrics import EngineMetrics
+from unmask.serve._renderings import Renderings
 from unmask.serve._response_schemas import ModelCard
 from unmask.serve._schemas import GenerationRequest
 from unmask.serve._structure_compiler import StructureCompiler
-from unmask.serve._text_codec import MaskedText, TextCodec
+from unmask.serve._text_codec import TextCodec
 from unmask.serve.limits import FieldError, Limits
 
 _DEFAULT_MAX_LENGTH = 4096
@@ -151,6 +153,7 @@ class Service:
         self._failed = False
         self._codec: TextCodec | None = None
         self._structure_compiler: StructureCompiler | None = None
+        self.renderings = Renderings()
 
     def start(
         self,
@@ -165,18 +168,8 @@ class Service:
             served = ServedClassifier(model) if isinstance(model, Classifier) else model
             if served.tokenizer is None:
                 raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
-            process = model.denoiser.process if isinstance(model, LanguageModel) else None
-            if process is not None and (process.is_continuous or process.predicts_ratios):
-                joined = "steps a server cannot join with those of other requests"
-                why = "log-probabilities a server cannot tell" if process.predicts_ratios else joined
-                raise ValueError(
-                    f"the model {self.name} writes text by {process.title}, whose {why}: take `unmask sample` or"
-                    " `unmask complete`"
-                )
-            if isinstance(model, LanguageModel) and model.denoiser.process.inserts_tokens:
-                raise ValueError(
-                    f"the model {self.name} inserts tokens, and a server's texts keep their length: take `unmask infill`"
-                )
+            if isinstance(model, LanguageModel):
+                _check_process(self.name, model.denoiser.process)
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
 
@@ -270,7 +263,8 @@ class Service:
     @property
     def max_length(self) -> int:
         """The longest sequence."""
-        return self.model.denoiser.max_length or _DEFAULT_MAX_LENGTH
+        served = self.classifier if self.classifies else self.model.denoiser
+        return served.max_length or _DEFAULT_MAX_LENGTH
 
     def model_card(self) -> ModelCard:
         """The model, its samplers and the limits."""
@@ -303,7 +297,7 @@ class Service:
             objective="classification",
             num_parameters=sum(weight.numel() for weight in classifier.network.parameters()),
             vocab_size=served.vocab.size,
-            max_length=served.max_length or _DEFAULT_MAX_LENGTH,
+            max_length=self.max_length,
             samplers=[],
             default_sampler="",
             examples=[],
@@ -376,10 +370,6 @@ class Service:
             self._structure_compiler = StructureCompiler(self.codec.tokenizer)
         return self._structure_compiler
 
-    def check_canvas(self, masked_text: MaskedText, param: str) -> None:
-        """Refuse a text that is too long; `param` is the field with the number of new tokens."""
-        self.limits.check_context(param, masked_text.num_prompt_tokens, masked_text.num_masked, self.max_length)
-
     def submit(self, jobs: Sequence[Job], deadline: float, stream: bool = False) -> RequestHandle:
         """Queue the sequences of a request; with `stream`, they report every step."""
         return RequestHandle(self.engine, jobs, deadline, stream)
@@ -411,3 +401,18 @@ def _with_steps(sampler: Sampler, steps: int | None) -> Sampler:
     if steps is None or not is_dataclass(sampler) or "steps" not in {field.name for field in fields(sampler)}:
         return sampler
     return replace(sampler, steps=steps)
+
+
+def _check_process(name: str, process: Process) -> None:
+    """ValueError for a model whose texts cannot share calls with those of other requests."""
+    if process.is_continuous:
+        why = "whose steps a server cannot join with those of other requests"
+    elif process.predicts_ratios:
+        why = "whose log-probabilities a server cannot tell"
+    elif process.inserts_tokens:
+        why = "and texts keep their length in a server"
+    else:
+        return
+    raise ValueError(
+        f"the model {name} writes text by {process.title}, {why}: take `unmask sample`, `infill` or `complete`"
+    )
