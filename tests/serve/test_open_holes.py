@@ -108,6 +108,16 @@ def test_lengths_can_match_the_pattern(server: LiveServer) -> None:
     told = server.post("/v1/infill", **{**body, "regex": "(gh){9}"})
     assert told.status_code == 400
     assert "no hole of 0 to 6 tokens can match the pattern '(gh){9}'" in told.json()["error"]["message"]
+    apart = {"template": "a<mask:0..2>b<mask:0..2>c", "regex": ["[gh]+", None], "n": 8, "steps": 2, "seed": 0}
+    answer = server.post("/v1/infill", **apart)
+    assert answer.status_code == 200, answer.text
+    for result in answer.json()["results"]:
+        first, second = (span["text"] for span in result["spans"])
+        assert first
+        assert set(first) <= {"g", "h"}
+        assert second
+    told = server.post("/v1/infill", **{**apart, "regex": ["a"]})
+    assert (told.status_code, "one per hole (2); got 1" in told.text) == (400, True)
     whole = server.post("/infill", input_prefix="abc", input_suffix="def", n_predict=6, grammar='root ::= "gh"+')
     assert whole.status_code == 200, whole.text
     assert set(whole.json()["content"]) == {"g", "h"}

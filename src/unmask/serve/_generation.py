@@ -46,9 +46,8 @@ async def close_templates(
     match what the guidance asks of every hole are left out.
     """
     service.sampler(request)  # refuses what it must before the network is asked
-    pattern = guidance.regex if guidance is not None and isinstance(guidance.regex, TokenDFA) else None
-    possible = [await asyncio.to_thread(_possible_lengths, each, pattern) for each in templates if each.is_open]
     open_templates = [each for each in templates if each.is_open]
+    possible = [await asyncio.to_thread(_possible_lengths, each, guidance) for each in open_templates]
     jobs = [lengths_job(_narrowed(*pair)) for pair in zip(open_templates, possible, strict=True)]
     found = await await_or_cancel(http, service.submit(jobs, deadline)) if jobs else []
     posteriors = (lengths.where(among) for lengths, among in zip(found, possible, strict=True))
@@ -90,20 +89,26 @@ def submit_generation(
     return service.submit(jobs, deadline, stream=request.stream)
 
 
-def _possible_lengths(template: EncodedTemplate, pattern: TokenDFA | None) -> list[Sequence[int]]:
-    """The lengths of each open hole that can match the pattern, in order; ValueError if there are none."""
-    possible, is_at_start = list[Sequence[int]](), True
+def _possible_lengths(template: EncodedTemplate, guidance: Guidance | None) -> list[Sequence[int]]:
+    """The lengths of each open hole that can match its pattern, in order; ValueError if there are none."""
+    patterns = None if guidance is None else guidance.regex
+    holes = [piece for piece in template.pieces if not isinstance(piece, list)]
+    by_hole = list(patterns) if isinstance(patterns, tuple) else [patterns] * len(holes)
+    if len(by_hole) != len(holes):
+        raise ValueError(f"give one pattern, or one per hole ({len(holes)}); got {len(by_hole)}")
+    possible, is_at_start, number = list[Sequence[int]](), True, 0
     for piece in template.pieces:
+        pattern = None if isinstance(piece, list) else by_hole[number]
+        number += not isinstance(piece, list)
         if isinstance(piece, range):
-            matching: Sequence[int] = piece
-            if pattern is not None:
+            # Where each hole has a pattern of its own, none may vanish.
+            matching = [length for length in piece if length or not isinstance(patterns, tuple)]
+            if isinstance(pattern, TokenDFA):
                 state = pattern.text_start_state if is_at_start else pattern.inner_state
                 matching = [length for length in pattern.match_lengths(state, piece[-1])[0] if length in piece]
             if not matching:
-                raise ValueError(
-                    f"no hole of {piece[0]} to {piece[-1]} tokens can match {pattern.subject if pattern else ''}: give"
-                    " another range"
-                )
+                what = pattern.subject if isinstance(pattern, TokenDFA) else "a pattern"
+                raise ValueError(f"no hole of {piece[0]} to {piece[-1]} tokens can match {what}: give another range")
             possible.append(matching)
         is_at_start = is_at_start and piece in ([], 0)
     return possible
