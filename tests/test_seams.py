@@ -171,7 +171,7 @@ def test_one_line_in_a_table_adds_an_objective_everywhere(monkeypatch: pytest.Mo
     monkeypatch.setitem(OBJECTIVES, "added", AddedObjective)
     assert unmask.AddedObjective is AddedObjective  # type: ignore[attr-defined]
     help_without_spaces = "".join(help_text("train", command_function("train")).split())
-    assert "uniform,uniform-sedd,ar,block,genmd4,mlm,added" in help_without_spaces
+    assert "uniform,uniform-sedd,ar,block,genmd4,flexmdm,mlm,added" in help_without_spaces
     assert from_json(unmask.Objective, {"kind": "AddedObjective"}) == AddedObjective()
 
 

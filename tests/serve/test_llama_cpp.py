@@ -130,7 +130,7 @@ def test_warm_ups_ask_the_network_nothing() -> None:
     with live_server() as served:
         for body in (VIM_WARM_UP, VSCODE_WARM_UP):
             post(served, **body)
-        assert "unmask_forward_passes_total 0.0" in served.http.get("/metrics").text
+        assert 'unmask_forward_passes_total{model="tiny"} 0.0' in served.http.get("/metrics").text
 
 
 def test_continue_dev(server: LiveServer) -> None:
