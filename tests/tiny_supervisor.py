@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from functools import partial
 
 from unmask.serve import workers
@@ -22,14 +23,19 @@ def work(mode: str, seat: workers.WorkerSeat) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "fails-later" and seat.index == 1:
         sys.exit(9)
+    if mode == "slow" and seat.index == 1:
+        time.sleep(60)
     told = json.dumps(seat.measured)
     seat.measured["by"] = str(seat.index)
     seat.channel.sendall(b"up\nready " + json.dumps(seat.measured).encode() + b"\n")
+    if mode == "slow":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = []
     while True:
         data, descriptors, _, _ = socket.recv_fds(seat.channel, 1, 1)
         if not data:
             return
+        seat.channel.sendall(b"taken 1\n")
         connection = socket.socket(fileno=descriptors[0])
         connection.sendall(f"{seat.index} {os.getpid()} {told}\n".encode())
         held.append(connection)

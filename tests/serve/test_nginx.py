@@ -61,7 +61,7 @@ def wait_ready(port: int) -> None:
         except httpx.TransportError:
             return False
 
-    wait_until(ready, 60)
+    wait_until(ready, 180)
 
 
 @contextmanager

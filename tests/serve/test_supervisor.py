@@ -125,6 +125,13 @@ def test_a_signal_ends_the_workers(number: signal.Signals) -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
 
 
+def test_a_worker_that_is_still_starting_is_ended_without_further_ado() -> None:
+    with supervised("slow") as served:
+        assert served.connect()[0] == 0
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(10) == 0
+
+
 def test_workers_that_do_not_end_are_killed() -> None:
     with supervised("deaf") as served:
         pids = both(served)

@@ -72,7 +72,7 @@ def workers(*arguments: str, num_workers: int = 2) -> Iterator[Workers]:
         stderr = process.stderr
         reading = threading.Thread(target=lambda: log.extend(stderr), daemon=True)
         reading.start()
-        wait_until(lambda: sum("is ready" in line for line in log) == num_workers, 60)
+        wait_until(lambda: sum("is ready" in line for line in log) == num_workers, 180)
         yield Workers(process, found[0], log)
     finally:
         if process.poll() is None:
@@ -122,7 +122,7 @@ def test_workers_share_the_work_and_one_that_is_killed_is_started_again(folder: 
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: any("SIGKILL" in line for line in served.log))
         assert {answer.status_code for answer in ask(served.url, 8)} == {200}  # while it is started again
-        wait_until(lambda: sum("is ready" in line for line in served.log) == 3, 60)
+        wait_until(lambda: sum("is ready" in line for line in served.log) == 3, 120)
         assert len(served.pids()) == 2
         assert victim not in served.pids()
         assert {answer.status_code for answer in ask(served.url, 8)} == {200}
@@ -143,14 +143,18 @@ def test_workers_share_the_work_and_one_that_is_killed_is_started_again(folder: 
 
 
 @pytest.mark.thorough
-def test_workers_end_with_their_supervisor(folder: Path) -> None:
+def test_workers_end_with_their_supervisor(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with workers(str(folder)) as served:
         left = served.pids()
+        (shared,) = tmp_path.glob("unmask-*")
+        assert {path.name for path in shared.iterdir()} == {"0.sock", "1.sock", "0.weights"}
         served.process.kill()
         served.process.wait()
         wait_until(lambda: not any(_runs(pid) for pid in left))
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{served.url}/health")
+        assert not shared.exists()
 
 
 def _runs(pid: int) -> bool:
@@ -160,6 +164,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "unmask", "serve", str(tmp_path / "none"), "--workers", "2", "--port", "0"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +71,8 @@ class Worker:
         """Take what has been handed over, and no more."""
         self._watching.cancel()
         self._loop.remove_reader(self._channel)
-        self._receive()
+        while self._receive():
+            pass
         self._server.close()
         await asyncio.gather(*self._tasks)
 
@@ -88,13 +90,16 @@ class Worker:
         with suppress(OSError):
             self._channel.send(line)
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take a connection, or several; false if there is none."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._channel, _MAX_HANDED, _MAX_HANDED)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data, descriptors = b"", []
+        if descriptors:
+            self._tell(b"taken %d\n" % len(descriptors))
         for descriptor in descriptors:
             connection = socket.socket(fileno=descriptor)
             connection.setblocking(False)
@@ -103,7 +108,9 @@ class Worker:
             task.add_done_callback(self._tasks.discard)
         if not data:
             self._loop.remove_reader(self._channel)
+            shutil.rmtree(self._seat.folder, ignore_errors=True)  # which the supervisor would have done
             self._on_orphaned()
+        return bool(data)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:

@@ -17,6 +17,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class _Worker:
     is_ready: bool = False
     """Whether its models are loaded, and not stuck."""
     num_connections: int = 0
+    untaken: deque[socket.socket] = field(default_factory=deque)
+    """Connections that it was handed and has not taken yet: if it dies, another one gets them."""
     last_handed: float = field(default_factory=time.monotonic)
 
 
@@ -124,7 +127,7 @@ class Supervisor:
         self._loop.add_reader(ours, self._on_message, worker)
 
     def _on_message(self, worker: _Worker) -> None:
-        """A worker is up, is ready, is stuck, or has closed connections."""
+        """A worker is up, is ready, is stuck, or has taken or closed connections."""
         try:
             data = worker.channel.recv(1 << 16)
         except OSError:
@@ -137,6 +140,9 @@ class Supervisor:
             kind, _, rest = line.partition(b" ")
             if kind == b"closed":
                 worker.num_connections -= 1
+            elif kind == b"taken":
+                for _ in range(int(rest)):
+                    worker.untaken.popleft().close()
             elif kind == b"up":
                 worker.is_up = True
             elif kind == b"stuck":
@@ -178,8 +184,8 @@ class Supervisor:
             except OSError:  # it is dying, or has not taken many others yet
                 continue
             worker.num_connections += 1
+            worker.untaken.append(connection)
             worker.last_handed = time.monotonic()
-            connection.close()
             return
         if self._stopping:
             connection.close()
@@ -195,8 +201,11 @@ class Supervisor:
         code = worker.process.exitcode or 0
         del self._workers[worker.index]
         self._accept()
+        for connection in worker.untaken:
+            self._hand_over(connection)
         if self._stopping:
-            self._exit_code = self._exit_code or (code if code >= 0 else 1)
+            was_starting = code == -signal.SIGTERM and not worker.is_up
+            self._exit_code = self._exit_code or (0 if was_starting else code if code >= 0 else 1)
         elif self._measured is None:  # the first one has told why
             self._exit_code, self._stopping = code if code > 0 else 1, True
             if code <= 0:
