@@ -100,7 +100,9 @@ def make_case(tokenizer: BaseTokenizer, text: str, first: int, end: int) -> Case
 def filled(lm: LanguageModel, cases: Sequence[Case], lengths: Sequence[int]) -> list[str]:
     """What the model writes into holes of these lengths, the most certain tokens first."""
     sampler = Confidence(steps=max(lengths), params=GREEDY)
-    templates: list[Template | Tensor] = [[case.before, length, case.after] for case, length in zip(cases, lengths, strict=True)]
+    templates: list[Template | Tensor] = [
+        [case.before, length, case.after] for case, length in zip(cases, lengths, strict=True)
+    ]
     return hole_texts(lm, cases, lm.infill(templates, sampler=sampler).ids)
 
 

@@ -142,15 +142,8 @@ class Service:
             served = ServedClassifier(model) if isinstance(model, Classifier) else model
             if served.tokenizer is None:
                 raise ValueError(f"the model {self.name} has no tokenizer, and a server reads and writes text")
-            if isinstance(model, LanguageModel) and model.denoiser.process.is_continuous:
-                raise ValueError(
-                    f"the model {self.name} writes text by {model.denoiser.process.title}, whose steps a server cannot"
-                    " join with those of other requests: take `unmask sample` or `unmask complete`"
-                )
-            if isinstance(model, LanguageModel) and model.denoiser.process.inserts_tokens:
-                raise ValueError(
-                    f"the model {self.name} inserts tokens, and a server's texts keep their length: take `unmask infill`"
-                )
+            if isinstance(model, LanguageModel):
+                self._require_positions(model)
             self._codec = TextCodec(served.tokenizer, served.vocab.mask_id)
             return served
 
@@ -164,6 +157,19 @@ class Service:
             self.stuck_after,
             self.prefix_bytes,
         )
+
+    def _require_positions(self, model: LanguageModel) -> None:
+        """ValueError for a model whose texts are no tokens at places of their own, step after step."""
+        process = model.denoiser.process
+        if process.is_continuous:
+            raise ValueError(
+                f"the model {self.name} writes text by {process.title}, whose steps a server cannot join with those of"
+                " other requests: take `unmask sample` or `unmask complete`"
+            )
+        if process.inserts_tokens:
+            raise ValueError(
+                f"the model {self.name} inserts tokens, and a server's texts keep their length: take `unmask infill`"
+            )
 
     def close(self, shutdown_timeout: float) -> bool:
         """Finish running requests, then stop; returns whether the engine's thread has ended."""
