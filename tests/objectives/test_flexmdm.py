@@ -101,3 +101,15 @@ def test_rows_with_holes_are_trained_on_what_is_in_them() -> None:
     assert not gaps[:, :30].all()
     runs = "".join("x" if each else "." for each in counted[:, :30].flatten().tolist())
     assert 0.15 < runs.count("x") / len(runs) < 0.45
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"hole_share": 1.5}, "hole_share, a share of the rows"),
+        ({"longest_hole": 0}, "longest_hole must be at least 1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        FlexMDM(**settings)  # type: ignore[arg-type]
