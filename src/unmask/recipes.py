@@ -39,7 +39,7 @@ def stdlib_flexmdm() -> Experiment:
         backbone=replace(experiment.backbone, time_conditioning=TimeConditioning()),
         objective=FlexMDM(),
         layout=Wrapped(127, shortest=8),
-        training=replace(experiment.training, curriculum=None),
+        training=replace(experiment.training, batch_size=16, curriculum=None),  # as many tokens as in stdlib_tiny
     )
 
 

@@ -163,3 +163,17 @@ def test_every_layout_reads_every_token_once_in_evaluation(layout: type[RowLayou
         valid = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.valid is None else batch.valid
         seen += batch.tokens[valid].tolist()
     assert seen == list(range(36))
+
+
+def test_rows_of_random_lengths_are_cut_in_training_only() -> None:
+    loader = Loader(Stream(4000), Wrapped(16, shortest=3), batch_size=50, seed=1)
+    batches = [loader.batch(step) for step in range(10)]
+    lengths = torch.cat([batch.loss_mask.sum(1) for batch in batches])
+    assert set(lengths.tolist()) == set(range(3, 17))
+    assert abs(float(lengths.double().mean()) - 9.5) < 0.75  # 3.4 standard errors
+    first, again = loader.batch(0, 10, 5), loader.batch(0)
+    assert torch.equal(first.loss_mask, again.loss_mask[10:15])
+    assert loader.sequential_batch(0, 50).loss_mask.all()
+    assert Wrapped(16, shortest=12).with_length(8) == Wrapped(8, shortest=8)
+    with pytest.raises(ValueError, match="shortest must be from 1 to the length 8; got 9"):
+        Wrapped(8, shortest=9)

@@ -26,7 +26,10 @@ def build_trainer(
     torch.manual_seed(config.seed)
     denoiser = initial_denoiser(experiment, corpus, init_model)
     if experiment.unigram_bias_init:
-        denoiser.backbone.init_output_bias(_unigram_log_probs(corpus))
+        bias = _unigram_log_probs(corpus)
+        if denoiser.process.inserts_tokens:  # the mask's logit is that of a rate, which starts at 1
+            bias[corpus.vocab.mask_id] = 0
+        denoiser.backbone.init_output_bias(bias)
     if experiment.lora is not None:
         experiment.lora.apply(denoiser)
     loader = Loader(corpus.splits["train"], experiment.layout, config.batch_size, config.seed)
@@ -72,6 +75,4 @@ def _unigram_log_probs(corpus: Corpus) -> torch.Tensor:
         first = text.num_tokens * part // 64
         ids = text.read(first, min(text.num_tokens * (part + 1) // 64, first + 16_384))
         counts += torch.bincount(torch.from_numpy(ids.astype("int64")), minlength=len(counts))
-    log_probs = (counts / counts.sum()).log()
-    log_probs[corpus.vocab.mask_id] = 0  # it is no token of text: where its logit means something, 0 is neutral
-    return log_probs
+    return (counts / counts.sum()).log()
