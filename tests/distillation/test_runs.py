@@ -1,6 +1,6 @@
 """Distillation as a run: rounds, resuming after a real SIGKILL, ranks, the command and the student's folder.
 
-Started as a program, this file is its own worker: `test_runs.py FOLDER TEACHER TEXT KILL_AT`.
+Started as a program, this file is its own worker: `test_runs.py FOLDER TEACHER TEXT KILL_AT PARALLELISM`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 import unmask
 from processes import run_program
 from unmask.cli import main as main_command
+from unmask.config import override
 from unmask.distillation import DCD, SDTT, ConfidenceDistillation
 from unmask.distillation.base import TeacherRounds
 from unmask.distributed import Distributed, init_distributed
@@ -126,8 +127,9 @@ def test_the_first_round_of_one_step_begins_at_no_loss(place: Path, tmp_path: Pa
     assert metrics["grad_norm"] < 1e-5
 
 
-def run(folder: Path, place: Path, kill_at: int = -1, ranks: int = 1) -> int:
-    done = run_program(__file__, folder, place / "teacher", place / "text.txt", kill_at, ranks=ranks)
+def run(folder: Path, place: Path, kill_at: int = -1, ranks: int = 1, sharded: bool = False) -> int:
+    words = (folder, place / "teacher", place / "text.txt", kill_at, "FSDP" if sharded else "DDP")
+    done = run_program(__file__, *words, ranks=ranks)
     print(done.stderr)  # which a failing test then shows
     return done.returncode
 
@@ -151,8 +153,12 @@ def test_kill_9_in_any_round_changes_no_loss(whole: Path, place: Path, tmp_path:
     assert equal(weights(first), weights(second))
 
 
-def test_two_ranks_distil_as_one(whole: Path, place: Path, tmp_path: Path) -> None:
-    assert run(tmp_path, place, ranks=2) == 0
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_two_ranks_distil_as_one(whole: Path, place: Path, tmp_path: Path, sharded: bool) -> None:
+    """Also where the student is sharded, and resumed with a whole teacher."""
+    if sharded:
+        assert run(tmp_path, place, kill_at=10, ranks=2, sharded=True) != 0
+    assert run(tmp_path, place, ranks=2, sharded=sharded) == 0
     for (_, a, _), (_, b, _) in zip(losses(tmp_path), losses(whole), strict=True):
         assert a == pytest.approx(b, rel=2e-4, abs=1e-6)
 
@@ -286,7 +292,8 @@ def main() -> None:
 
     Trainer.step = step  # type: ignore[method-assign]
     with init_distributed() as distributed:
-        assert run_experiment(experiment(teacher, text), folder, distributed)
+        made = override(experiment(teacher, text), f"training.parallelism={sys.argv[5]}")
+        assert run_experiment(made, folder, distributed)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unmask.cli._arguments import AllowCodeFlag, ModelPath, import_typed, load_model
+from unmask.cli._arguments import AllowCodeFlag, ModelPath, build_typed, load_model
 from unmask.cli._signature import Option
 from unmask.cli._train import Overrides, customize, run_in_folder
 from unmask.config import external_kinds, to_json
@@ -99,8 +99,7 @@ def _choose(
     from unmask.distillation import DISTILLATIONS
     from unmask.distillation.base import RoundDistillation
 
-    found = DISTILLATIONS[method] if ":" not in method else import_typed(method, DISTILLATIONS.base)
-    chosen: Distillation = found() if isinstance(found, type) else found
+    chosen: Distillation = build_typed(method, DISTILLATIONS.base) if ":" in method else DISTILLATIONS[method]()
     if not isinstance(chosen, RoundDistillation):
         if rounds is not None or sampling_steps is not None:
             raise ValueError(

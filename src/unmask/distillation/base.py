@@ -106,8 +106,8 @@ class RoundDistillation(Distillation):
         )
 
     def build(self, student: nn.Module, objective: Objective, device: torch.device) -> tuple[LossFn, list[Hook]]:
-        shared = {id(parameter): parameter for parameter in student.parameters() if not parameter.requires_grad}
-        teacher = copy.deepcopy(student, shared).to(device).eval()  # what is not trained is the same in both
+        constant = [*(each for each in student.parameters() if not each.requires_grad), *student.buffers()]
+        teacher = copy.deepcopy(student, {id(each): each for each in constant}).to(device).eval()  # these are shared
         return RoundLoss(self, teacher, 0), [TeacherRounds(self, teacher)]
 
     def describe(self, steps: int) -> str:

@@ -82,6 +82,15 @@ class ReportData:
     provenance: dict[str, Any]
 
     @property
+    def loss_note(self) -> str:
+        """What the training loss is, where it does not estimate the bound."""
+        if self.settings.get("distillation") is not None:
+            return f" The training loss is that of the distillation; held-out nats are {self.bound}'s."
+        return (
+            "" if self.bound == self.objective else f" The training loss is no bound; held-out nats are {self.bound}'s."
+        )
+
+    @property
     def curriculum_end_step(self) -> int | None:
         """The step from which the training loss estimates the bound, if it did not from the start."""
         training = self.settings.get("training") or {}

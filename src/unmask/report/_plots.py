@@ -70,9 +70,7 @@ def _loss_plot(data: ReportData) -> Plot:
             if curriculum_end_step
             else ""
         )
-        + (
-            "" if data.bound == data.objective else f" The training loss is no bound; held-out nats are {data.bound}'s."
-        ),
+        + data.loss_note,
         "Training loss and held-out nats per token against the step."
         + (f" The running mean ends at {smooth[-1]:.3f} nats." if smooth else ""),
         draw,
