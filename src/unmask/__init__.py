@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
     from unmask.backbones.mamba import MambaConfig as MambaConfig
     from unmask.backbones.mosaic_bert import MosaicBERTConfig as MosaicBERTConfig
-    from unmask.baselines import SSDLM as SSDLM
     from unmask.baselines import Plaid as Plaid
+    from unmask.baselines import SSDLM as SSDLM
     from unmask.classification import load_classifier as load_classifier
     from unmask.data.chat import ChatTemplate as ChatTemplate
     from unmask.data.loader import RowLayout as RowLayout
@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.objectives.base import Objective as Objective
     from unmask.objectives.block_diffusion import BlockDiffusion as BlockDiffusion
     from unmask.objectives.d3pm import D3PM as D3PM
+    from unmask.objectives.flexmdm import FlexMDM as FlexMDM
     from unmask.objectives.genmd4 import GenMD4 as GenMD4
     from unmask.objectives.mdlm import MDLM as MDLM
     from unmask.objectives.mlm import MLM as MLM
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.sampling.confidence import EntropyBounded as EntropyBounded
     from unmask.sampling.confidence import Factor as Factor
     from unmask.sampling.confidence import Threshold as Threshold
+    from unmask.sampling.insertion import Insertion as Insertion
     from unmask.sampling.joint_threshold import JointThreshold as JointThreshold
     from unmask.sampling.remdm import ReMDM as ReMDM
     from unmask.sampling.semi_autoregressive import SemiAutoregressive as SemiAutoregressive
