@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # written by `make exports`
     from unmask.backbones.hf import HFBackboneConfig as HFBackboneConfig
     from unmask.backbones.mamba import MambaConfig as MambaConfig
     from unmask.backbones.mosaic_bert import MosaicBERTConfig as MosaicBERTConfig
-    from unmask.baselines import Plaid as Plaid
     from unmask.baselines import SSDLM as SSDLM
+    from unmask.baselines import Plaid as Plaid
     from unmask.classification import load_classifier as load_classifier
     from unmask.data.chat import ChatTemplate as ChatTemplate
     from unmask.data.loader import RowLayout as RowLayout
