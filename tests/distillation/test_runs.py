@@ -238,6 +238,11 @@ def test_defaults_follow_the_teacher(place: Path, command: Command) -> None:
     assert shown["layout"]["length"] == 16
     assert shown["distillation"]["sampling_steps"] == 16
     assert shown["training"]["steps"] == 4 * shown["distillation"]["steps_per_round"]  # 16 -> 8 -> 4 -> 2 -> 1
+    confident = ("--method", "confidence", "--steps-per-round", "7")
+    code, out, err = command("distill", place / "teacher", "--sources", "x", "--print-config", *confident)
+    assert code == 0, err
+    shown = json.loads(out)
+    assert (shown["distillation"]["kind"], shown["training"]["steps"]) == ("ConfidenceDistillation", 7)
 
 
 @pytest.mark.parametrize(

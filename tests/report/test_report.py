@@ -193,6 +193,13 @@ def test_samples_are_the_models_own(contents: ReportData, run: Path) -> None:
     assert all(1 <= piece.step <= sample.steps for sample in contents.samples for piece in sample.tokens)
 
 
+def test_a_loss_that_is_no_bound_is_said_to_be_none(contents: ReportData) -> None:
+    assert contents.loss_note == ""
+    assert "no bound; held-out nats are MDLM's" in replace(contents, objective="MLM").loss_note
+    distilled = {**contents.settings, "distillation": {"kind": "SDTT"}}
+    assert "that of the distillation; held-out nats are MDLM's" in replace(contents, settings=distilled).loss_note
+
+
 def test_hostile_text_is_only_text(contents: ReportData, drawings: dict[str, Plot]) -> None:
     pieces = (
         RevealedToken(HOSTILE, 1),

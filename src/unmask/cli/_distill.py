@@ -70,16 +70,11 @@ def distill(
         raise ValueError("unmask distill needs --sources TEXT: the student learns on text like its teacher's")
     from unmask.recipes import distill as recipe
 
-    _choose(method, rounds, steps_per_round, sampling_steps)  # refuses what is wrong before the model is loaded
+    _choose(method, rounds, steps_per_round, sampling_steps, 1 << 20)  # refuses what is wrong before loading the model
     experiment = recipe().with_init_from(str(teacher), load_model(teacher, allow_code=allow_code))
-    sampling_steps = experiment.layout.length if sampling_steps is None else sampling_steps
-    chosen, steps = _choose(method, rounds, steps_per_round, sampling_steps)
-    experiment = replace(
-        experiment,
-        sources=sources,
-        distillation=chosen,
-        training=replace(experiment.training, steps=steps),
-    )
+    chosen, steps = _choose(method, rounds, steps_per_round, sampling_steps, experiment.layout.length)
+    training = replace(experiment.training, steps=steps)
+    experiment = replace(experiment, sources=sources, distillation=chosen, training=training)
     flags = {
         "prepare.valid_sources": valid_sources or None,
         "training.batch_size": batch_size,
@@ -93,26 +88,27 @@ def distill(
 
 
 def _choose(
-    method: str, rounds: int | None, steps_per_round: int | None, sampling_steps: int | None
+    method: str, rounds: int | None, steps_per_round: int | None, sampling_steps: int | None, length: int
 ) -> tuple[Distillation, int]:
-    """The distillation, and its training steps."""
+    """The distillation of a model whose rows have `length` tokens, and its training steps."""
     from unmask.distillation import DISTILLATIONS
     from unmask.distillation.base import RoundDistillation
 
+    _check_at_least_one(rounds=rounds, steps_per_round=steps_per_round, sampling_steps=sampling_steps)
     chosen: Distillation = build_typed(method, DISTILLATIONS.base) if ":" in method else DISTILLATIONS[method]()
-    if not isinstance(chosen, RoundDistillation):
-        if rounds is not None or sampling_steps is not None:
-            raise ValueError(
-                f"{method} has no rounds of teachers: leave --rounds and --sampling-steps out, and give its training"
-                " steps as --steps-per-round"
-            )
-        return chosen, _at_least_one("--steps-per-round", 1000 if steps_per_round is None else steps_per_round)
-    per_round = _at_least_one("--steps-per-round", 200 if steps_per_round is None else steps_per_round)
-    chosen = replace(chosen, steps_per_round=per_round, sampling_steps=sampling_steps or chosen.sampling_steps)
-    return chosen, per_round * _at_least_one("--rounds", min(5, chosen.max_rounds) if rounds is None else rounds)
+    if isinstance(chosen, RoundDistillation):
+        per_round = steps_per_round or 200
+        chosen = replace(chosen, steps_per_round=per_round, sampling_steps=sampling_steps or length)
+        return chosen, per_round * (rounds or min(5, chosen.max_rounds))
+    if rounds is not None or sampling_steps is not None:
+        raise ValueError(
+            f"{method} has no rounds of teachers: leave --rounds and --sampling-steps out, and give its training steps"
+            " as --steps-per-round"
+        )
+    return chosen, steps_per_round or 1000
 
 
-def _at_least_one(name: str, number: int) -> int:
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1; got {number}")
-    return number
+def _check_at_least_one(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {number}")
