@@ -108,7 +108,7 @@ def write(folder: Path, docs: Path) -> Path:
     write_json(results / "plan.json", json.loads((folder / "plan.json").read_text(encoding="utf-8")))
     for file in sorted(folder.glob("cells/*/*.json")):
         cell = json.loads(file.read_text(encoding="utf-8"))
-        del cell["experiment"]  # its files have names of the machine; steps, rates and digests are elsewhere
+        cell.pop("experiment", None)  # its files have names of the machine; joined cells have none
         cell["provenance"].pop("command", None)
         write_json(results / file.relative_to(folder), cell)
     for table in tables:
