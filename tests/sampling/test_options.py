@@ -48,7 +48,10 @@ def test_every_remasking_writes(name: str) -> None:
     ("make", "sentence"),
     [
         (lambda: Confidence(measure="margn"), r"there is no measure 'margn' \(did you mean margin\?\)"),
-        (lambda: Confidence(measure=3), 'the measure must be "probability" or "margin" or "entropy"'),
+        (
+            lambda: Confidence(measure=3),
+            'the measure must be "probability" or "best-probability" or "margin" or "entropy"',
+        ),
         (lambda: ReMDM(remasking="foo"), "there is no remasking 'foo'; there are cap, rescale, conf"),
         (lambda: ReMDM(loop="yes"), "the loop must be a Loop, True or None; got 'yes'"),
         (

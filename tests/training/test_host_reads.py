@@ -49,7 +49,13 @@ def reads_of_a_step(
     torch.manual_seed(0)
     causal = objective.process.is_left_to_right
     backbone = DiTConfig(
-        width=16, depth=2, heads=2, max_length=LENGTH, dropout=0.1, causal=causal, shift_logits=shifted
+        width=16,
+        depth=2,
+        heads=2,
+        max_length=LENGTH + objective.end_marks,
+        dropout=0.1,
+        causal=causal,
+        shift_logits=shifted,
     )
     config = TrainingConfig(steps=60, batch_size=ROWS, microbatch_size=micro, warmup_steps=2, bf16=False)
     model = ModelConfig(VOCAB, backbone, objective).build()

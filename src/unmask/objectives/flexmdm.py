@@ -86,7 +86,8 @@ class FlexMDM(Objective):
         batch = batch.checked(denoiser.vocab)
         host = batch.on_host
         if not self.hole_share:
-            return super().training_loss(denoiser, batch, generator)
+            whole = _Text(host.loss_mask, _gaps_beside(host))
+            return LossSum(self._place_nll(denoiser, batch, whole, generator).nll.sum(), batch.loss_mask.sum())
         holes = sample_noise(denoiser, host, UniformTimes(), generator)
         with_holes = holes.u < self.hole_share
         counted, may_be_missing = self._draw_holes(holes.uniform, host)
@@ -94,19 +95,17 @@ class FlexMDM(Objective):
             torch.where(with_holes, counted, host.loss_mask),
             torch.where(with_holes, may_be_missing, _gaps_beside(host)),
         )
-        nll = self._nll(denoiser, batch, text, generator)
+        nll = self._place_nll(denoiser, batch, text, generator).nll
         return LossSum(nll.sum(), text.counted.sum().clamp(min=1))
 
     def token_nll(self, denoiser: DenoiserLike, batch: Batch, generator: torch.Generator) -> Float[Tensor, "B L"]:
         """The cost of a gap is that of the token after it, or of one beside it if that is given or the text ends."""
         batch = batch.checked(denoiser.vocab)
         host = batch.on_host
-        text = _Text(host.loss_mask, _gaps_beside(host))
-        return self._nll(denoiser, batch, text, generator)
+        nll, owner = self._place_nll(denoiser, batch, _Text(host.loss_mask, _gaps_beside(host)), generator)
+        return nll.new_zeros(batch.tokens.shape).index_put(owner, nll, accumulate=True)
 
-    def _nll(
-        self, denoiser: DenoiserLike, batch: Batch, text: _Text, generator: torch.Generator
-    ) -> Float[Tensor, "B L"]:
+    def _place_nll(self, denoiser: DenoiserLike, batch: Batch, text: _Text, generator: torch.Generator) -> _PlaceNLL:
         host, device = batch.on_host, batch.tokens.device
         noise = sample_noise(denoiser, host, self.times, generator)
         level = continuous_level(self.schedule, noise.u)
@@ -127,8 +126,7 @@ class FlexMDM(Objective):
         nll = denoiser(
             z.tokens.to(device), z.times(level.t).to(device), queries, z.context(batch.context), row_fn=row_fn
         )
-        sequence, owner = queries[0], at_queries(z.owner)
-        return nll.new_zeros(batch.tokens.shape).index_put((sequence, owner), nll, accumulate=True)
+        return _PlaceNLL(nll, (queries[0], at_queries(z.owner)))
 
     def _draw_holes(self, uniform: Float64[Tensor, "B L"], host: Batch) -> tuple[Tensor, Tensor]:
         """Which tokens [B, L] are in holes, and before which of them, or at the end [B, L + 1], one may be missing.
@@ -151,6 +149,14 @@ class FlexMDM(Objective):
         valid = torch.ones_like(counted) if host.valid is None else host.valid
         begins[:, -1:] |= begins.gather(1, valid.sum(1, keepdim=True))  # the end of a padded text
         return counted, begins | _gaps_beside_tokens(counted, host.valid)
+
+
+class _PlaceNLL(NamedTuple):
+    """The costs of the places of noisy texts, and whose they are."""
+
+    nll: Float[Tensor, " N"]
+    owner: tuple[Int[Tensor, " N"], Int[Tensor, " N"]]
+    """Sequence and token."""
 
 
 class _Text(NamedTuple):
@@ -193,7 +199,7 @@ class _Noisy(NamedTuple):
             source = self.source.clamp(max=documents.shape[1] - 1).to(documents.device)
             documents = documents.gather(1, source)
         device = None if of_text.valid is None else of_text.valid.device
-        if bool(self.valid.all()):
+        if self.valid.numpy().all():
             return Context(document_ids=documents)
         valid = self.valid if documents is None else self.valid.to(documents.device)
         return Context(valid.to(device), documents, valid_on_host=self.valid.numpy())
@@ -215,7 +221,7 @@ def corrupt(
     last = torch.ones(size, 1, dtype=torch.bool)
     kept = torch.cat([kept, last], 1)
     number = kept.sum(1, keepdim=True)
-    source = (~kept).long().argsort(dim=1, stable=True)[:, : int(number.max())]
+    source = (~kept).long().argsort(dim=1, stable=True)[:, : int(number.numpy().max())]
     is_valid = torch.arange(source.shape[1]) < number
     source = torch.where(is_valid, source, length)
     # Sums up to each token and the end, of which a place has what was added since the place before it.
