@@ -12,7 +12,7 @@ from benchmarks import serving_load
 from benchmarks.load_requests import KINDS, make_request
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_quick_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["serving_load", "--quick"])
     with pytest.raises(SystemExit) as end:

@@ -153,7 +153,7 @@ def test_kill_9_in_any_round_changes_no_loss(whole: Path, place: Path, tmp_path:
     assert equal(weights(first), weights(second))
 
 
-@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_ranks_distil_as_one(whole: Path, place: Path, tmp_path: Path, sharded: bool) -> None:
     """Also where the student is sharded, and resumed with a whole teacher."""
     if sharded:
